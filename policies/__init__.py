@@ -1,0 +1,1 @@
+"""Pure routing decisions on a frozen snapshot; one file a policy."""

@@ -1,0 +1,1 @@
+"""Request bytes to token ids: routing fields, chat template, tokenizer."""

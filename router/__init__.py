@@ -1,0 +1,1 @@
+"""The proxy process: HTTP, leases, relay, health, admin, metrics."""

@@ -1,0 +1,1 @@
+"""Beside each engine: the event adapter; and the bundled paged-KV worker."""

@@ -1,0 +1,1 @@
+"""What is known about the fleet: prefix chains, residency, replicas, load, leases."""
