@@ -78,6 +78,7 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True):
 
     ``endpoint`` is ``http://host:port`` without a path. ``sidecar`` is the writing process's own
     id. ``capacity_pages`` is the size of the KV pool, None where the engine does not tell.
+    ``has_events``: the engine publishes what it holds.
     """
 
     replica: ReplicaId
@@ -87,6 +88,7 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True):
     page_tokens: int
     sidecar: str
     capacity_pages: int | None = None
+    has_events: bool = True
     is_draining: bool = False
 
 

@@ -1,0 +1,69 @@
+# Everything a person or CI runs. Needs Python >= 3.11 and make; sets up .venv by itself.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(VENV)/.runtime
+DEV := $(VENV)/.dev
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check format test test-data test-kill bench lock clean
+
+help: ## Show the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(RUN): requirements/runtime.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
+	  f"warmroute needs Python 3.11 or newer; {sys.executable} is {v.major}.{v.minor}. Set PYTHON=...")'
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing the locked packages"
+	@$(PIP) install --require-hashes -r requirements/runtime.lock
+	@$(PIP) install --require-hashes -r requirements/build.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(DEV): requirements/dev.lock $(RUN)
+	@echo "installing the locked development packages"
+	@$(PIP) install --require-hashes -r requirements/dev.lock
+	@touch $@
+
+setup: $(RUN) ## Install into .venv what running needs
+
+demo: $(RUN) ## Compare routing policies on a local fleet (no GPU, no Redis needed)
+	@$(BIN)/warmroute demo
+
+check: $(DEV) ## Lint, format, import rules, layout, strict types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python tests/support/layout.py
+	@$(BIN)/mypy .
+
+format: $(DEV) ## Rewrite the sources as the formatter wants them
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+test: $(DEV) ## All tests on generated fixtures
+	@$(BIN)/python -m pytest -m "not data and not heavy"
+
+test-data: $(DEV) ## Tests on the shared data (WARMROUTE_TEST_DATA, default ../shared/data)
+	@$(BIN)/python -m pytest -m "data and not heavy"
+
+test-kill: $(DEV) ## 200 seeded kill points over every process (slow)
+	@$(BIN)/python -m pytest -m heavy -k kill
+
+bench: $(DEV) ## Measure the relay against named baselines
+	@$(BIN)/python bench/relay_bench.py
+
+lock: $(DEV) ## Resolve the lock files again (asks the package index)
+	@$(PIP) install uv
+	@$(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-header pyproject.toml -o requirements/runtime.lock
+	@$(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-header pyproject.toml -c requirements/runtime.lock --group dev -o requirements/dev.lock
+	@printf 'hatchling\neditables\n' | $(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes \
+	  --no-annotate --no-header -c requirements/dev.lock - -o requirements/build.lock
+
+clean: ## Remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,179 @@
+"""Hot prefixes: which part of a prompt is so popular that several replicas should hold it.
+
+Affinity sends equal prefixes to one replica. That is right until the prefix brings more traffic
+than one replica should spend on it. Per prefix (a node of the sketch, see ``policies.sketch``):
+
+    demand = rate_per_s * prefix_tokens / (prefill_tokens_per_s * share)      [replicas]
+    wanted = clamp(max(ceil(demand), round(traffic_share * replicas)), 1, replicas)
+
+``rate_per_s`` is the decayed arrival rate; ``prefix_tokens`` its length, so that rate x tokens is
+the prefill work per second that the prefix would cost cold; ``share`` is the part of one replica's
+prefill capacity that a single prefix may take. ``traffic_share`` is the prefix's part of all
+arrivals: who brings a quarter of the traffic needs a quarter of the fleet, and a prefix that every
+prompt has (a template's header) is held by everybody, so that it bends no decision.
+
+Where the traffic forks: a node becomes a unit of its own only if the tokens between it and the hot
+node above it have a demand above 1 by themselves. The deepest unit on a prompt's way is its heat.
+Prefixes below ``min_prefix_tokens`` or ``min_arrivals`` are never hot.
+
+Hysteresis: ``wanted`` grows at once. It shrinks only after it was too high by more than a quarter
+(``SLACK``) for ``cool_down_s``, and then waits again.
+
+Holders are the ``wanted`` replicas with the highest hash of (prefix, replica) (rendezvous): they
+need no memory, are the same on every router, and a replica that comes or goes changes at most one.
+Replicas outside that hold the prefix already keep their real advantage.
+"""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from math import ceil
+from typing import TYPE_CHECKING, Annotated, Final
+
+import xxhash
+from msgspec import Meta, Struct
+
+from policies.model import Heat
+from policies.sketch import PrefixSketch, SketchBounds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from policies.sketch import PrefixNode
+    from state.model import BlockId, ReplicaId
+
+SLACK: Final = 0.75
+"""A holder set is too large when this part of it would still do."""
+
+FORGOTTEN_ARRIVALS: Final = 2.0
+"""With fewer, this one included, what was before is forgotten, and so are the holders."""
+
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class HotSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a prefix is hot, and how much is remembered to tell.
+
+    ``burst_window_s``: the least time over which arrivals of a new prefix are averaged.
+    ``max_nodes`` and ``max_blocks`` bound the memory: about 0.5 kB a node and 16 bytes a block.
+    """
+
+    half_life_s: Seconds = 30.0
+    prefill_tokens_per_s: Annotated[float, Meta(gt=0)] = 8_000.0
+    share: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    min_prefix_tokens: Annotated[int, Meta(ge=1)] = 512
+    min_arrivals: Annotated[float, Meta(gt=FORGOTTEN_ARRIVALS)] = 8.0
+    burst_window_s: Seconds = 5.0
+    cool_down_s: Seconds = 30.0
+    max_nodes: Annotated[int, Meta(ge=64)] = 4_096
+    max_blocks: Annotated[int, Meta(ge=4_096)] = 524_288
+
+
+class _Traffic(Struct, frozen=True, kw_only=True):
+    """What arrives at one prefix; ``own_tokens`` lie between it and the hot prefix above."""
+
+    rate_per_s: float
+    prefix_tokens: int
+    own_tokens: int
+    traffic_share: float
+
+
+class HeatMap:
+    """Tells the heat of each arriving prompt. Fed at the edge; costs a few us per request."""
+
+    def __init__(self, settings: HotSettings) -> None:
+        self._settings = settings
+        self._sketch: PrefixSketch | None = None
+
+    def observe(
+        self,
+        chain: Sequence[BlockId],
+        prompt_tokens: int,
+        replicas: Sequence[ReplicaId],
+        now_s: float,
+        block_tokens: int = 64,
+    ) -> Heat | None:
+        """Count one arrival; return the hot prefix it starts with, None when none is hot.
+
+        ``replicas`` are those the prompt may go to. ``now_s`` may be of any clock that does not
+        go back. ``block_tokens`` is the granularity of ``chain``.
+        """
+        if self._sketch is None:
+            self._sketch = self._new_sketch(now_s)
+        sketch, window_s = self._sketch, self._settings.burst_window_s
+        path = sketch.count(chain, now_s)
+        if len(replicas) < 2:  # noqa: PLR2004 - one replica leaves nothing to spread over
+            return None
+        total_per_s = sketch.rate_per_s(sketch.root, now_s, window_s)
+        hot: Heat | None = None
+        for node in path:
+            prefix_tokens = min(node.end_blocks * block_tokens, prompt_tokens)
+            rate_per_s = sketch.rate_per_s(node, now_s, window_s)
+            above_tokens = 0 if hot is None else hot.prefix_tokens
+            unit = _Traffic(
+                rate_per_s=rate_per_s,
+                prefix_tokens=prefix_tokens,
+                own_tokens=prefix_tokens - above_tokens,
+                traffic_share=rate_per_s / total_per_s,
+            )
+            self._settle(node, unit, len(replicas), now_s)
+            if node.wanted_holders > 1:
+                hot = Heat(
+                    prefix_tokens=prefix_tokens,
+                    rate_per_s=rate_per_s,
+                    holders=_holders(node, tuple(replicas)),
+                )
+        return hot
+
+    def _new_sketch(self, now_s: float) -> PrefixSketch:
+        settings = self._settings
+        bounds = SketchBounds(
+            half_life_s=settings.half_life_s,
+            settled_arrivals=settings.min_arrivals,
+            max_nodes=settings.max_nodes,
+            max_blocks=settings.max_blocks,
+        )
+        return PrefixSketch(bounds, now_s)
+
+    def _settle(self, node: PrefixNode, unit: _Traffic, replicas: int, now_s: float) -> None:
+        """Set how many holders the node wants: up at once, down slowly."""
+        if node.arrivals < FORGOTTEN_ARRIVALS:
+            node.wanted_holders, node.low_since_s = 1, None
+            return
+        target = self._wanted(node, unit, replicas, 1.0)
+        if target >= node.wanted_holders:
+            node.wanted_holders, node.low_since_s = target, None
+            return
+        enough = self._wanted(node, unit, replicas, SLACK)
+        if enough >= node.wanted_holders:
+            node.low_since_s = None
+        elif node.low_since_s is None:
+            node.low_since_s = now_s
+        elif now_s - node.low_since_s >= self._settings.cool_down_s:
+            node.wanted_holders, node.low_since_s = max(target, enough), now_s
+
+    def _wanted(self, node: PrefixNode, unit: _Traffic, replicas: int, slack: float) -> int:
+        settings = self._settings
+        if unit.prefix_tokens < settings.min_prefix_tokens or node.arrivals < settings.min_arrivals:
+            return 1
+        tokens_per_s = settings.prefill_tokens_per_s * settings.share * slack
+        if unit.rate_per_s * unit.own_tokens <= tokens_per_s:
+            return 1
+        demand = unit.rate_per_s * unit.prefix_tokens / tokens_per_s
+        proportional = round(unit.traffic_share / slack * replicas)
+        return min(max(ceil(demand), proportional), replicas)
+
+
+def _holders(node: PrefixNode, replicas: tuple[ReplicaId, ...]) -> frozenset[ReplicaId]:
+    """Return the wanted number of replicas, by rendezvous hash; kept until something changes."""
+    if node.placed is not None:
+        placed_over, holders = node.placed
+        if placed_over == replicas and len(holders) == node.wanted_holders:
+            return holders
+
+    def weight(replica: ReplicaId) -> int:
+        return xxhash.xxh3_64_intdigest(node.name + replica.encode())
+
+    holders = frozenset(nlargest(node.wanted_holders, replicas, key=weight))
+    node.placed = (replicas, holders)
+    return holders

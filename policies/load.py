@@ -1,0 +1,25 @@
+"""How loaded a replica is, in requests, when some engines do not report their queue."""
+
+from __future__ import annotations
+
+from math import fsum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from policies.model import ReplicaView
+
+
+def assumed_queues(fleet: tuple[ReplicaView, ...]) -> list[float]:
+    """Return each replica's engine queue, in requests, in fleet order.
+
+    An unknown queue counts as the mean of the known ones: 0 would draw all traffic to the replica
+    that went silent. Where no engine reports, the leases are all there is, and each counts 0.
+    """
+    known = [view.queued for view in fleet if view.queued is not None]
+    unknown = sum(known) / len(known) if known else 0.0
+    return [unknown if view.queued is None else float(view.queued) for view in fleet]
+
+
+def mean_of(values: list[float]) -> float:
+    """Return the mean, the same for every order of ``values``; they are not empty."""
+    return fsum(values) / len(values)

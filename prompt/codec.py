@@ -1,0 +1,188 @@
+"""Prompts to packed token ids: by a model's own tokenizer, or by bytes where there is none.
+
+Byte ids are a stand-in that preserves what matters for routing, equal prefixes: the router and the
+bundled worker both use them when neither has a tokenizer. Against a real engine they only estimate
+how long a shared prefix is, and ``is_exact`` says so.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from prompt.message import normalised_messages, normalised_tools
+from prompt.model import TemplateFailureError, Unroutable, UnroutablePromptError
+from prompt.template import ChatTemplate
+from prompt.tokenizer import Tokenizer, TokenizerFiles, read_tokenizer_files
+from state.prefix import pack_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+_BYTE_VALUES: Final = 256
+
+
+class Codec(Protocol):
+    """Prompts of one model to ids, packed as ``state.prefix.pack_tokens`` does, and back.
+
+    ``options`` holds what else decides a chat prompt: ``add_generation_prompt`` (default True),
+    ``continue_final_message``, ``add_special_tokens`` (default False), ``chat_template_kwargs``,
+    ``documents``, ``reasoning_effort``. ``digest`` names tokenizer and templates: equal digests
+    give equal ids. Encoding raises UnroutablePromptError where the ids cannot be known.
+    """
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids are below this."""
+
+    @property
+    def digest(self) -> str:
+        """16 characters."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether these are the ids that an engine with the same files computes."""
+
+    def chat_tokens(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        options: Mapping[str, object],
+    ) -> bytes:
+        """Return the packed ids of a conversation."""
+
+    def text_tokens(self, text: str, *, add_special_tokens: bool = True) -> bytes:
+        """Return the packed ids of a plain prompt."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of generated ids, without special tokens."""
+
+
+def load_codec(directory: Path | None, *, clock: Callable[[], float] = time.time) -> Codec:
+    """Return the codec of a tokenizer directory, or the byte codec for None.
+
+    ``clock`` is for templates that print the date. Raises CodecLoadError.
+    """
+    if directory is None:
+        return ByteCodec()
+    return TokenizerCodec(read_tokenizer_files(directory), clock=clock)
+
+
+class TokenizerCodec:
+    """A model's own tokenizer and chat templates."""
+
+    def __init__(self, files: TokenizerFiles, *, clock: Callable[[], float] = time.time) -> None:
+        self._tokenizer = Tokenizer(files.tokenizer)
+        self._templates = {
+            name: ChatTemplate(source, special_tokens=files.special_tokens, clock=clock)
+            for name, source in files.templates.items()
+        }
+        self.vocabulary_size: Final = self._tokenizer.vocabulary_size
+        self.digest: Final = files.digest
+        self.is_exact: Final = True
+
+    def chat_text(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        options: Mapping[str, object],
+    ) -> str:
+        """Return the rendered conversation."""
+        has_tools = tools is not None and "tool_use" in self._templates
+        template = self._templates.get("tool_use" if has_tools else "default")
+        if template is None:
+            raise UnroutablePromptError(Unroutable.NO_TEMPLATE)
+        return template.render(messages, tools, options=options)
+
+    def chat_tokens(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        options: Mapping[str, object],
+    ) -> bytes:
+        """See ``Codec``."""
+        text = self.chat_text(messages, tools, options=options)
+        # The template writes the special tokens itself.
+        return self.text_tokens(text, add_special_tokens=bool(options.get("add_special_tokens")))
+
+    def text_tokens(self, text: str, *, add_special_tokens: bool = True) -> bytes:
+        """See ``Codec``."""
+        return pack_tokens(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See ``Codec``."""
+        return self._tokenizer.decode(ids)
+
+
+class ByteCodec:
+    """Each UTF-8 byte is an id; conversations are written in the manner of ChatML."""
+
+    vocabulary_size: Final = _BYTE_VALUES
+    digest: Final = "bytes-1"
+    is_exact: Final = False
+
+    def chat_tokens(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        options: Mapping[str, object],
+    ) -> bytes:
+        """See ``Codec``."""
+        is_continued = bool(options.get("continue_final_message"))
+        head = {
+            "tools": normalised_tools(tools),
+            "documents": options.get("documents"),
+            "reasoning_effort": options.get("reasoning_effort"),
+            **_mapping(options.get("chat_template_kwargs")),
+        }
+        parts = [
+            f"<|im_start|>{name}\n{_as_json(value)}<|im_end|>\n"
+            for name, value in head.items()
+            if value is not None
+        ]
+        parts += [_block(message) for message in normalised_messages(messages, is_structured=False)]
+        if is_continued:
+            parts[-1] = parts[-1].removesuffix("<|im_end|>\n")
+        elif options.get("add_generation_prompt", True):
+            parts.append("<|im_start|>assistant\n")
+        return self.text_tokens("".join(parts))
+
+    def text_tokens(self, text: str, *, add_special_tokens: bool = True) -> bytes:
+        """See ``Codec``."""
+        del add_special_tokens  # bytes have none
+        try:
+            # Latin-1 maps bytes to the same code points: what pack_tokens does, without a loop.
+            return text.encode("utf-8").decode("latin-1").encode("utf-32-le")
+        except UnicodeEncodeError as error:
+            detail = "text with a lone surrogate"
+            raise TemplateFailureError(detail) from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See ``Codec``."""
+        return bytes(token if token < _BYTE_VALUES else 0xFF for token in ids).decode(
+            "utf-8", "replace"
+        )
+
+
+def _mapping(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _block(message: dict[str, Any]) -> str:
+    extras = {
+        key: message[key]
+        for key in ("name", "tool_call_id", "reasoning", "tool_calls", "tools")
+        if key in message
+    }
+    shown = "".join(f"{key}: {_as_json(value)}\n" for key, value in extras.items())
+    return f"<|im_start|>{message['role']}\n{shown}{message['content']}<|im_end|>\n"

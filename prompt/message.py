@@ -1,0 +1,193 @@
+"""Messages and tools as an engine hands them to a chat template.
+
+Templates see neither the client's JSON nor the same thing on every engine; this is what vLLM 0.32
+makes of it (``vllm/renderers/chat_utils.py``). A conversation that the engine would refuse is
+unroutable here: the engine's own answer is the one that the client should read.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from prompt.model import TemplateFailureError, Unroutable, UnroutablePromptError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# Where each kind of part keeps its text.
+_TEXT_KEYS: Final = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+_SKIPPED_WHEN_NONE: Final = ("text", "refusal")
+# A line that changes with every request of one popular client; the engine drops it too.
+_BILLING_LINE: Final = "x-anthropic-billing-header"
+
+
+def normalised_messages(
+    messages: Sequence[dict[str, Any]], *, is_structured: bool
+) -> list[dict[str, Any]]:
+    """Return the messages for a template, new objects throughout.
+
+    ``is_structured`` templates iterate over content parts; others get the texts joined by newlines.
+    """
+    return [_normalised(message, is_structured=is_structured) for message in messages]
+
+
+def _normalised(message: dict[str, Any], *, is_structured: bool) -> dict[str, Any]:
+    role = message["role"]
+    texts = _texts_of(message.get("content"))
+    if role == "system":
+        texts = list(_without_billing_line(texts))
+    content: Any = "\n".join(text for text in texts if text)
+    if is_structured and role != "tool":
+        content = [{"type": "text", "text": text} for text in texts]
+    elif is_structured:
+        content = "\n".join(texts)
+    result: dict[str, Any] = {"role": role, "content": content}
+    if role == "assistant":
+        result |= _assistant_fields(message)
+    elif role == "tool" and message.get("tool_call_id") is not None:
+        result["tool_call_id"] = message["tool_call_id"]
+    if isinstance(message.get("name"), str):
+        result["name"] = message["name"]
+    if role == "developer" and message.get("tools") is not None:
+        result["tools"] = message["tools"]
+    return result
+
+
+def _assistant_fields(message: dict[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if message.get("tool_calls"):
+        fields["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    reasoning = message.get("reasoning")
+    if reasoning is None:
+        reasoning = message.get("reasoning_content")
+    if reasoning is not None:
+        # Templates differ in the name that they read.
+        fields |= dict.fromkeys(("reasoning", "reasoning_content", "thinking"), reasoning)
+    return fields
+
+
+def _texts_of(content: object) -> list[str]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        detail = f"content of type {type(content).__name__}"
+        raise TemplateFailureError(detail)
+    texts = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        if not isinstance(part, dict):
+            detail = f"a content part of type {type(part).__name__}"
+            raise TemplateFailureError(detail)
+        kind = part.get("type")
+        key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+        if key is None:
+            raise UnroutablePromptError(Unroutable.MEDIA, f"part of type {kind!r}")
+        text = part.get(key)
+        if isinstance(text, str):
+            texts.append(text)
+        elif kind not in _SKIPPED_WHEN_NONE:
+            detail = f"part of type {kind!r} without text"
+            raise TemplateFailureError(detail)
+    return texts
+
+
+def _without_billing_line(texts: Iterable[str]) -> Iterable[str]:
+    for text in texts:
+        rest = text.partition("\n")[2] if text.startswith(_BILLING_LINE) else text
+        if rest or rest == text:
+            yield rest
+
+
+def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if (call.get("type") or "function") != "function" or not isinstance(function, dict):
+        detail = "a tool call that is no function call"
+        raise TemplateFailureError(detail)
+    # In the engine's order, which templates that print whole calls show.
+    shown: dict[str, Any] = {"arguments": _parsed_arguments(function.get("arguments"))}
+    if function.get("name") is not None:
+        shown["name"] = function["name"]
+    identity = {} if call.get("id") is None else {"id": call["id"]}
+    return {**identity, "function": shown, "type": "function"}
+
+
+def _parsed_arguments(arguments: object) -> dict[str, Any]:
+    """Return the arguments as an object; anything else in the history counts as no arguments."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return {}
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def normalised_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return tools with the engine's fields in its order, whatever the client left out or added."""
+    if tools is None:
+        return None
+    return [_normalised_tool(tool) for tool in tools]
+
+
+def _normalised_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool.get("function")
+    if (tool.get("type") or "function") != "function" or not isinstance(function, dict):
+        detail = "a tool that is no function"
+        raise TemplateFailureError(detail)
+    deferred = tool.get("defer_loading")
+    result: dict[str, Any] = {
+        "name": function.get("name"),
+        "description": function.get("description"),
+        "parameters": function.get("parameters"),
+    }
+    if not isinstance(result["name"], str):
+        detail = "a tool without a name"
+        raise TemplateFailureError(detail)
+    if function.get("strict") is not None:
+        result["strict"] = function["strict"]
+    inner = function.get("defer_loading")
+    inner = deferred if inner is None else inner
+    if inner is not None:
+        result["defer_loading"] = inner
+    outer: dict[str, Any] = {"type": "function", "function": result}
+    if deferred is not None:
+        outer["defer_loading"] = deferred
+    return outer
+
+
+def developers_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages for a template that does not know the role ``developer``.
+
+    Its messages become system messages; then all of them are one, in front.
+    """
+    if all(message["role"] != "developer" for message in messages):
+        return messages
+    converted = [
+        {**{key: value for key, value in message.items() if key != "tools"}, "role": "system"}
+        if message["role"] == "developer"
+        else message
+        for message in messages
+    ]
+    systems = [message for message in converted if message["role"] == "system"]
+    if len(systems) == 1 and converted[0] is systems[0]:
+        return converted
+    texts = [text for text in map(_text_of, systems) if text]
+    others = [message for message in converted if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content)

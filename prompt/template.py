@@ -1,0 +1,297 @@
+"""Chat templates: Jinja as Hugging Face's ``apply_chat_template`` runs it.
+
+The template comes with the model and is not trusted with the process (sandbox, bounded output); the
+conversation comes from a client and is data only.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from prompt.message import developers_as_system, normalised_messages, normalised_tools
+from prompt.model import CodecLoadError, TemplateFailureError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from jinja2.parser import Parser
+    from jinja2.runtime import Macro
+
+MAX_RENDERED_CHARS: Final = 64 * 1024 * 1024
+_CUT_MARK: Final = "\u2402warmroute continues here\u2402 "
+"""Marks where the final message ends; the trailing space tells whether the template trims."""
+
+# Names that the engine binds itself or gives to the tokenizer instead of the template.
+_RESERVED_KWARGS: Final = frozenset(
+    {
+        "chat_template",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+# What a template can raise on a conversation that it was not written for.
+_RENDER_ERRORS: Final = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """``{% generation %}`` marks what an assistant wrote, for training; here it only scopes."""
+
+    tags = {"generation"}  # noqa: RUF012 # Jinja reads it from the class
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_rendered")
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    @staticmethod
+    def _rendered(caller: Macro) -> str:
+        return str(caller())
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 # templates call it so
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _environment(clock: Callable[[], float]) -> ImmutableSandboxedEnvironment:
+    def strftime_now(pattern: str) -> str:
+        return dt.datetime.fromtimestamp(clock()).astimezone().strftime(pattern)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # prompts are no HTML
+        extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment
+
+
+class ChatTemplate:
+    """One template. ``special_tokens`` are its variables such as ``bos_token``.
+
+    ``clock`` gives seconds since the epoch, for templates that print the date.
+    """
+
+    def __init__(
+        self, source: str, *, special_tokens: Mapping[str, object], clock: Callable[[], float]
+    ) -> None:
+        environment = _environment(clock)
+        try:
+            syntax = environment.parse(source)
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            message = f"chat template: {error}"
+            raise CodecLoadError(message) from error
+        self._special_tokens = dict(special_tokens)
+        self._knows_developers = '"developer"' in source or "'developer'" in source
+        self.is_structured: Final = _iterates_over_content(syntax)
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        *,
+        options: Mapping[str, object],
+    ) -> str:
+        """Return the prompt text; raises UnroutablePromptError or its TemplateFailureError."""
+        conversation = normalised_messages(messages, is_structured=self.is_structured)
+        if not self._knows_developers:
+            conversation = developers_as_system(conversation)
+        variables = self._variables(options)
+        variables["tools"] = normalised_tools(tools)
+        if not options.get("continue_final_message"):
+            return self._rendered(conversation, variables)
+        if variables["add_generation_prompt"]:
+            detail = "continue_final_message together with add_generation_prompt"
+            raise TemplateFailureError(detail)
+        return self._continued(conversation, variables)
+
+    def _variables(self, options: Mapping[str, object]) -> dict[str, object]:
+        kwargs = options.get("chat_template_kwargs") or {}
+        if not isinstance(kwargs, dict) or not _RESERVED_KWARGS.isdisjoint(kwargs):
+            detail = "chat_template_kwargs with reserved names"
+            raise TemplateFailureError(detail)
+        variables = {**self._special_tokens, "documents": None, **kwargs}
+        variables.pop("continue_final_message", None)
+        variables["add_generation_prompt"] = options.get("add_generation_prompt", True)
+        if options.get("documents") is not None:
+            variables["documents"] = options["documents"]
+        effort = options.get("reasoning_effort")
+        if effort is not None:
+            variables["reasoning_effort"] = effort
+            variables.setdefault("enable_thinking", effort != "none")
+        return variables
+
+    def _rendered(self, conversation: list[dict[str, Any]], variables: dict[str, object]) -> str:
+        pieces: list[str] = []
+        chars = 0
+        try:
+            for piece in self._template.generate(messages=conversation, **variables):
+                pieces.append(piece)
+                chars += len(piece)
+                if chars > MAX_RENDERED_CHARS:
+                    detail = f"more than {MAX_RENDERED_CHARS} characters"
+                    raise TemplateFailureError(detail)
+        except _RENDER_ERRORS as error:
+            detail = f"{type(error).__name__}: {error}"
+            raise TemplateFailureError(detail) from error
+        return "".join(pieces)
+
+    def _continued(self, conversation: list[dict[str, Any]], variables: dict[str, object]) -> str:
+        """Render with a mark after the final message and cut there."""
+        final = conversation[-1]
+        target = final
+        key = "content"
+        if isinstance(final["content"], list):
+            if not final["content"]:
+                detail = "no final message to continue"
+                raise TemplateFailureError(detail)
+            target, key = final["content"][-1], "text"
+        text = target[key]
+        target[key] = text + _CUT_MARK
+        rendered = self._rendered(conversation, variables)
+        end = rendered.rfind(_CUT_MARK.strip())
+        if end < 0 or text.strip() not in rendered:
+            detail = "the template does not show the final message as it is"
+            raise TemplateFailureError(detail)
+        keeps_space = rendered.startswith(_CUT_MARK, end)
+        return rendered[:end] if keeps_space else rendered[:end].rstrip()
+
+
+def _iterates_over_content(root: nodes.Template) -> bool:
+    """Return whether a template loops over a message's content, that is, expects parts.
+
+    The rule of the engine: loops over ``message.content`` for a loop variable over ``messages``
+    (aliases, slices and filters included), over a macro's parameter that receives such a content,
+    or, outside of macros, over a variable named ``content``.
+    """
+    lists = _aliases(root, {"messages"})
+    items = {
+        loop.target.name
+        for loop in root.find_all(nodes.For)
+        if isinstance(loop.target, nodes.Name) and _names_of(loop.iter) & lists
+    }
+    in_macros: set[int] = set()
+    for macro in root.find_all(nodes.Macro):
+        parameters = _content_parameters(root, macro, items)
+        for loop in macro.find_all(nodes.For):
+            in_macros.add(id(loop))
+            if isinstance(loop.iter, nodes.Name) and loop.iter.name in parameters:
+                return True
+    return any(
+        _is_content_of(loop.iter, items)
+        or (
+            isinstance(loop.iter, nodes.Name)
+            and loop.iter.name == "content"
+            and id(loop) not in in_macros
+        )
+        for loop in root.find_all(nodes.For)
+    )
+
+
+def _aliases(root: nodes.Template, names: set[str]) -> set[str]:
+    known = set(names)
+    while True:
+        found = {
+            assign.target.name
+            for assign in root.find_all(nodes.Assign)
+            if isinstance(assign.target, nodes.Name) and _names_of(assign.node) & known
+        }
+        if found <= known:
+            return known
+        known |= found
+
+
+def _unwrapped(node: nodes.Node | None) -> nodes.Node | None:
+    """Return what filters, tests and slices are applied to."""
+    while node is not None:
+        if isinstance(node, nodes.Filter | nodes.Test) or (
+            isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+        ):
+            node = node.node
+        else:
+            break
+    return node
+
+
+def _names_of(node: nodes.Node) -> set[str]:
+    inner = _unwrapped(node)
+    return {inner.name} if isinstance(inner, nodes.Name) else set()
+
+
+def _is_content_of(node: nodes.Node, items: set[str]) -> bool:
+    inner = _unwrapped(node)
+    if isinstance(inner, nodes.Getitem):
+        is_content = isinstance(inner.arg, nodes.Const) and inner.arg.value == "content"
+    elif isinstance(inner, nodes.Getattr):
+        is_content = inner.attr == "content"
+    else:
+        return False
+    return is_content and isinstance(inner.node, nodes.Name) and inner.node.name in items
+
+
+def _content_parameters(root: nodes.Template, macro: nodes.Macro, items: set[str]) -> set[str]:
+    names = [argument.name for argument in macro.args]
+    found = set()
+    for call in root.find_all(nodes.Call):
+        if not isinstance(call.node, nodes.Name) or call.node.name != macro.name:
+            continue
+        found |= {
+            name
+            for name, argument in zip(names, call.args, strict=False)
+            if _is_content_of(argument, items)
+        }
+        found |= {
+            keyword.key
+            for keyword in call.kwargs
+            if isinstance(keyword, nodes.Keyword)
+            and keyword.key in names
+            and _is_content_of(keyword.value, items)
+        }
+    return found

@@ -1,0 +1,156 @@
+"""``tokenizer.json`` and its companions: text to ids and back.
+
+Ids come from ``encode_batch_fast``: it lets other threads run, while ``encode`` holds the
+interpreter for the whole text (0.65 s of event-loop lag for 900 KB). The library's thread pool
+obeys ``TOKENIZERS_PARALLELISM``, which the command line sets before the first import; batches of
+one text do not use the pool.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import tokenizers
+
+from prompt.model import CodecLoadError, TemplateFailureError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+CONFIG_FILE: Final = "tokenizer_config.json"
+TEMPLATE_FILE: Final = "chat_template.jinja"
+NAMED_TEMPLATES: Final = "additional_chat_templates"
+_SPECIAL_NAMES: Final = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of one model that decide its tokens, as read.
+
+    ``templates`` maps names ("default", "tool_use", ...) to sources; ``special_tokens`` are the
+    template's variables.
+    """
+
+    tokenizer: bytes
+    templates: dict[str, str]
+    special_tokens: dict[str, object]
+    digest: str
+
+
+class Tokenizer:
+    """The ``tokenizers`` pipeline of one ``tokenizer.json``."""
+
+    def __init__(self, definition: bytes) -> None:
+        try:
+            self._pipeline = tokenizers.Tokenizer.from_buffer(definition)
+        except Exception as error:  # the library raises nothing narrower
+            message = f"{TOKENIZER_FILE}: {error}"
+            raise CodecLoadError(message) from error
+        # Engines truncate and pad by their own rules, never by the file's.
+        self._pipeline.no_truncation()
+        self._pipeline.no_padding()
+        self.vocabulary_size: Final = self._pipeline.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the ids of ``text``; special tokens that it spells out count as such."""
+        try:
+            batch = self._pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except TypeError as error:  # how the library refuses text that has no UTF-8
+            detail = "text with a lone surrogate"
+            raise TemplateFailureError(detail) from error
+        return batch[0].ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text that clients see: without special tokens."""
+        return self._pipeline.decode(list(ids), skip_special_tokens=True)
+
+
+def read_tokenizer_files(directory: Path) -> TokenizerFiles:
+    """Read a model's tokenizer directory; raises CodecLoadError naming the file at fault."""
+    definition = _read(directory / TOKENIZER_FILE)
+    if definition is None:
+        message = f"{directory / TOKENIZER_FILE}: no such file"
+        raise CodecLoadError(message)
+    raw_config = _read(directory / CONFIG_FILE)
+    try:
+        config = msgspec.json.decode(raw_config or b"{}", type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        message = f"{directory / CONFIG_FILE}: {error}"
+        raise CodecLoadError(message) from error
+    template_files = {
+        path.stem: content
+        for path in sorted((directory / NAMED_TEMPLATES).glob("*.jinja"))
+        if (content := _read(path)) is not None
+    }
+    main_template = _read(directory / TEMPLATE_FILE)
+    if main_template is not None:
+        template_files["default"] = main_template
+    named = {TOKENIZER_FILE: definition, CONFIG_FILE: raw_config or b""}
+    named |= {f"template:{name}": content for name, content in sorted(template_files.items())}
+    return TokenizerFiles(
+        tokenizer=definition,
+        templates=_templates_of(config, template_files),
+        special_tokens=_special_tokens_of(config),
+        digest=_digest_of(named),
+    )
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise CodecLoadError(message) from error
+
+
+def _templates_of(config: dict[str, Any], files: dict[str, bytes]) -> dict[str, str]:
+    """Return templates by name; files win over the config."""
+    try:
+        if files:
+            return {name: content.decode("utf-8") for name, content in files.items()}
+        template = config.get("chat_template")
+        if isinstance(template, str):
+            return {"default": template}
+        return {str(entry["name"]): str(entry["template"]) for entry in template or ()}
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"chat template: expected text or a list of name and template ({error})"
+        raise CodecLoadError(message) from error
+
+
+def _special_tokens_of(config: dict[str, Any]) -> dict[str, object]:
+    tokens: dict[str, object] = {}
+    for name in _SPECIAL_NAMES:
+        text = _text_of(config.get(name))
+        if text is not None:
+            tokens[name] = text
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, dict):
+        tokens |= {name: text for name, value in extra.items() if (text := _text_of(value))}
+    return tokens
+
+
+def _text_of(token: object) -> str | None:
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _digest_of(named: dict[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, content in named.items():
+        digest.update(f"{name}:{len(content)}:".encode())
+        digest.update(content)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,154 @@
+"""The operator's paths: liveness, readiness, metrics, models, replicas, decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+from aiohttp import web
+
+from router.error import ClientError, NotFoundError
+from router.metrics import CONTENT_TYPE
+from router.reply import json_response
+from router.server import LOAD_PATHS, PREFIX_PATHS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from router.fleet import FleetTable, Member
+    from router.health import Health
+    from router.metrics import Metrics
+    from router.proxy import Proxy
+    from router.server import Handler
+    from router.trace import DecisionTrace
+    from state.lease import LeaseBook
+    from state.model import ReplicaId
+    from state.store import FleetReader
+
+DECISIONS_DEFAULT = 20
+DECISIONS_MOST = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminParts:
+    """What the operator's paths show."""
+
+    reader: FleetReader
+    fleet: FleetTable
+    health: Health
+    leases: LeaseBook
+    trace: DecisionTrace
+    metrics: Metrics
+    holdings: Callable[[], Mapping[ReplicaId, int]]
+
+
+class Admin:
+    """Handlers that answer from memory; none waits for anything."""
+
+    def __init__(self, parts: AdminParts) -> None:
+        self._parts = parts
+        self.is_draining = False
+
+    async def livez(self, _: web.BaseRequest) -> web.StreamResponse:
+        """Answer that the process runs and its event loop turns."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _: web.BaseRequest) -> web.StreamResponse:
+        """Answer 200 when requests can be served: not draining, and some replica is up."""
+        parts = self._parts
+        members = parts.fleet.members().values()
+        up = sum(parts.health.is_up(m.replica) and not m.is_draining for m in members)
+        is_ready = up > 0 and not self.is_draining
+        rung, age_s = parts.reader.freshness()
+        state = {
+            "ready": is_ready,
+            "draining": self.is_draining,
+            "replicas_up": up,
+            "replicas": len(members),
+            "rung": rung.value,
+            "state_age_s": round(age_s, 3),
+        }
+        return json_response(state, status=200 if is_ready else 503)
+
+    async def metrics(self, _: web.BaseRequest) -> web.StreamResponse:
+        """Answer the metrics in Prometheus text form."""
+        return web.Response(
+            body=self._parts.metrics.render(), headers={"Content-Type": CONTENT_TYPE}
+        )
+
+    async def models(self, _: web.BaseRequest) -> web.StreamResponse:
+        """Answer the models of all live replicas, merged, in the OpenAI shape."""
+        parts = self._parts
+        names = sorted(parts.fleet.live_models(parts.health))
+        cards = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "warmroute"} for name in names
+        ]
+        return json_response({"object": "list", "data": cards})
+
+    async def replicas(self, _: web.BaseRequest) -> web.StreamResponse:
+        """Answer every replica with what the router knows of it."""
+        holdings = self._parts.holdings()
+        members = self._parts.fleet.members().values()
+        return json_response([self._replica(member, holdings) for member in members])
+
+    def _replica(self, member: Member, holdings: Mapping[ReplicaId, int]) -> dict[str, object]:
+        parts = self._parts
+        return {
+            "replica": member.replica,
+            "endpoint": f"http://{member.endpoint.authority}",
+            "up": parts.health.is_up(member.replica),
+            "draining": member.is_draining,
+            "has_events": member.has_events,
+            "models": sorted(parts.fleet.served(member, parts.health)),
+            "inflight": parts.leases.inflight(member.replica),
+            "load": member.load,
+            "resident_blocks": holdings.get(member.replica, 0),
+            "capacity_tokens": member.capacity_tokens,
+        }
+
+    async def decisions(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer the last decisions, newest first; ``?limit=`` says how many."""
+        query = parse_qs(request.raw_path.partition("?")[2])
+        limit = query.get("limit", [str(DECISIONS_DEFAULT)])[0]
+        if not limit.isdecimal() or not 1 <= int(limit) <= DECISIONS_MOST:
+            message = f"limit: expected 1 to {DECISIONS_MOST}"
+            raise ClientError(message, param="limit")
+        return json_response(list(self._parts.trace.latest(int(limit))))
+
+    async def decision(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one decision by request id (the router's or the client's)."""
+        request_id = request.raw_path.partition("?")[0].rpartition("/")[2]
+        record = self._parts.trace.find(request_id)
+        if record is None:
+            message = "request id: not among the decisions kept"
+            raise NotFoundError(message)
+        return json_response(record)
+
+
+def client_routes(proxy: Proxy, admin: Admin) -> dict[str, Mapping[str, Handler]]:
+    """Return the table of the listener that clients use."""
+    routes: dict[str, Mapping[str, Handler]] = {
+        path: {"POST": proxy.handle} for path in PREFIX_PATHS | LOAD_PATHS
+    }
+    routes["/v1/models"] = {"GET": admin.models, "HEAD": admin.models}
+    return routes | probe_routes(admin)
+
+
+def probe_routes(admin: Admin) -> dict[str, Mapping[str, Handler]]:
+    """Return the paths that both listeners answer."""
+    return {
+        "/livez": {"GET": admin.livez, "HEAD": admin.livez},
+        "/readyz": {"GET": admin.readyz, "HEAD": admin.readyz},
+        "/metrics": {"GET": admin.metrics, "HEAD": admin.metrics},
+    }
+
+
+def admin_routes(admin: Admin) -> dict[str, Mapping[str, Handler]]:
+    """Return the table of the operator's listener."""
+    return {
+        "/debug/replicas": {"GET": admin.replicas},
+        "/debug/decisions": {"GET": admin.decisions},
+        "/debug/decisions/{id}": {"GET": admin.decision},
+        **probe_routes(admin),
+    }

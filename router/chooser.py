@@ -1,0 +1,264 @@
+"""From a prompt to a chosen replica: chains, overlap, snapshot, policy, lease. No I/O, no await.
+
+What is taken here (a lease, placements) is given back through ``Choice.finish``, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
+
+from policies.model import ReplicaView, RoutingRequest
+from state.model import BlockId, LeaseTotals, ModelIdentity, ReplicaId
+from state.prefix import cached_tokens, chain_of, chain_root, salt_scope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from policies.hot import HeatMap
+    from policies.model import Decision, Heat, Policy
+    from prompt.model import ReadPrompt
+    from router.fleet import Member
+    from state.lease import Lease, LeaseBook, Outcome
+    from state.placement import Placement, Placements
+    from state.store import FleetReader
+
+BYTES_PER_TOKEN = 4
+"""How many UTF-8 bytes weigh as much as one token where no tokenizer is known."""
+APPROXIMATE_BLOCK_BYTES = 256
+APPROXIMATE = "approximate"
+"""The tokenizer field of chains over bytes: they never meet a chain of real tokens."""
+NO_LEASES = LeaseTotals()
+
+
+@dataclass(slots=True)
+class Routed:
+    """A request on its way: what was read of it, and what was computed so far.
+
+    ``units`` are tokens, or bytes where no tokenizer is known (``is_exact`` False).
+    """
+
+    prompt: ReadPrompt
+    ordinal: int
+    is_exact: bool
+    prompt_tokens: int
+    chains: dict[ModelIdentity, tuple[tuple[BlockId, ...], ...]] = field(default_factory=dict)
+    heat: Heat | None = None
+
+
+class Warmth(Struct, frozen=True):
+    """Prompt tokens that one replica would not compute; ``pending`` of them unconfirmed."""
+
+    cached: int = 0
+    pending: int = 0
+
+
+COLD = Warmth()
+
+
+@dataclass(slots=True)
+class Choice:
+    """A chosen replica with everything that was taken for the request."""
+
+    member: Member
+    decision: Decision
+    lease: Lease
+    placements: list[tuple[Placements, Placement]]
+
+    def finish(self, outcome: Outcome, *, had_first_byte: bool) -> None:
+        """Give back the lease; without a first byte the prompt does not count as resident."""
+        if self.lease.finish(outcome) and not had_first_byte:
+            for book, placement in self.placements:
+                book.withdraw(placement)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """Where residency and load come from: the shared view, and what this router did itself.
+
+    ``pending``: placements that count until the engine's events tell. ``guessed``: placements on
+    replicas without events.
+    """
+
+    reader: FleetReader
+    leases: LeaseBook
+    pending: Placements
+    guessed: Placements
+    heat: HeatMap
+
+
+class Chooser:
+    """Picks a replica on a frozen view of the fleet and takes a lease on it."""
+
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        policy: Policy,
+        *,
+        chain_seed: int,
+        seed: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._know = knowledge
+        self._policy = policy
+        self._chain_seed = chain_seed
+        self._clock = clock
+        self._ordinal = 0
+        self.seed = seed
+
+    def route(self, prompt: ReadPrompt) -> Routed:
+        """Return the request with its ordinal; chains follow when replicas are looked at."""
+        self._ordinal += 1
+        is_exact = all(tokens.is_exact for tokens in prompt.prompts)
+        units = sum(tokens.count for tokens in prompt.prompts)
+        return Routed(
+            prompt=prompt,
+            ordinal=self._ordinal,
+            is_exact=is_exact,
+            prompt_tokens=units if is_exact else units // BYTES_PER_TOKEN,
+        )
+
+    def choose(self, routed: Routed, candidates: Sequence[Member]) -> Choice | None:
+        """Return the choice among ``candidates``, its lease taken; None when there are none."""
+        if not candidates:
+            return None
+        now_s = self._clock()
+        warmth = self._warmth(routed, candidates, now_s)
+        if routed.heat is None and routed.prompt.prompts:
+            routed.heat = self._observe(routed, candidates, now_s)
+        request = RoutingRequest(
+            ordinal=routed.ordinal,
+            seed=self.seed,
+            prompt_tokens=routed.prompt_tokens,
+            heat=routed.heat,
+        )
+        decision = self._policy.pick(request, self._snapshot(candidates, warmth, now_s))
+        if decision is None:
+            return None
+        member = next(m for m in candidates if m.replica == decision.replica)
+        uncached = max(0, routed.prompt_tokens - decision.predicted_cached_tokens)
+        lease = self._know.leases.acquire(member.replica, uncached, now_s)
+        return Choice(member, decision, lease, self._place(routed, member, now_s))
+
+    def _identity(self, routed: Routed, member: Member) -> ModelIdentity:
+        """Return what the chain of this request on ``member`` starts from."""
+        scope = salt_scope(routed.prompt.salt)
+        if not routed.is_exact:
+            return ModelIdentity(
+                model=routed.prompt.model,
+                tokenizer=APPROXIMATE,
+                scope=scope,
+                block_tokens=APPROXIMATE_BLOCK_BYTES,
+            )
+        if member.identity is None:
+            return ModelIdentity(model=routed.prompt.model, scope=scope)
+        return structs.replace(member.identity, scope=scope) if scope else member.identity
+
+    def _chains(self, routed: Routed, identity: ModelIdentity) -> tuple[tuple[BlockId, ...], ...]:
+        chains = routed.chains.get(identity)
+        if chains is None:
+            root = chain_root(identity, self._chain_seed)
+            chains = tuple(
+                chain_of(root, tokens.packed, identity.block_tokens, self._chain_seed)
+                for tokens in routed.prompt.prompts
+            )
+            routed.chains[identity] = chains
+        return chains
+
+    def _warmth(
+        self, routed: Routed, candidates: Sequence[Member], now_s: float
+    ) -> dict[ReplicaId, Warmth]:
+        groups: dict[ModelIdentity, list[Member]] = {}
+        for member in candidates:
+            groups.setdefault(self._identity(routed, member), []).append(member)
+        warmth: dict[ReplicaId, Warmth] = {}
+        for identity, members in groups.items():
+            for index, chain in enumerate(self._chains(routed, identity)):
+                units = routed.prompt.prompts[index].count
+                self._add_warmth(warmth, routed, members, identity, chain, units, now_s)
+        return warmth
+
+    def _add_warmth(
+        self,
+        warmth: dict[ReplicaId, Warmth],
+        routed: Routed,
+        members: Sequence[Member],
+        identity: ModelIdentity,
+        chain: tuple[BlockId, ...],
+        units: int,
+        now_s: float,
+    ) -> None:
+        """Add what ``members`` hold of one prompt: by event, by guess, or placed just now."""
+        resident = self._know.reader.overlap(chain)
+        pending = self._know.pending.overlap(chain, now_s)
+        guessed = self._know.guessed.overlap(chain, now_s)
+        block, divisor = identity.block_tokens, 1 if routed.is_exact else BYTES_PER_TOKEN
+        for member in members:
+            replica = member.replica
+            if member.has_events and routed.is_exact:
+                overlap = resident.get(replica)
+                blocks = overlap.gpu_blocks if overlap is not None else 0
+            else:
+                blocks = guessed.get(replica, 0)
+            most = max(blocks, pending.get(replica, 0))
+            if most:
+                confirmed = cached_tokens(blocks, block, units) // divisor
+                cached = cached_tokens(most, block, units) // divisor
+                old = warmth.get(replica, COLD)
+                warmth[replica] = Warmth(old.cached + cached, old.pending + cached - confirmed)
+
+    def _observe(self, routed: Routed, candidates: Sequence[Member], now_s: float) -> Heat | None:
+        identity = self._identity(routed, candidates[0])
+        longest = max(self._chains(routed, identity), key=len)
+        replicas = [member.replica for member in candidates]
+        block_tokens = identity.block_tokens // (1 if routed.is_exact else BYTES_PER_TOKEN)
+        return self._know.heat.observe(longest, routed.prompt_tokens, replicas, now_s, block_tokens)
+
+    def _snapshot(
+        self, candidates: Sequence[Member], warmth: Mapping[ReplicaId, Warmth], now_s: float
+    ) -> tuple[ReplicaView, ...]:
+        leases = self._know.leases
+        foreign = self._know.reader.foreign_leases()
+        views = []
+        for member in candidates:
+            replica = member.replica
+            inflight = leases.inflight(replica) + foreign.get(replica, NO_LEASES).inflight
+            warm = warmth.get(replica, COLD)
+            views.append(
+                ReplicaView(
+                    replica=replica,
+                    inflight=inflight,
+                    queued=unexplained_queue(member, inflight),
+                    recent_assignments=leases.recent(replica, now_s),
+                    cached_tokens=warm.cached,
+                    pending_tokens=warm.pending,
+                )
+            )
+        return tuple(views)
+
+    def _place(
+        self, routed: Routed, member: Member, now_s: float
+    ) -> list[tuple[Placements, Placement]]:
+        """Let the prompt count as resident on ``member`` from now on."""
+        know = self._know
+        is_told = member.has_events and routed.is_exact
+        books = (know.pending,) if is_told else (know.pending, know.guessed)
+        return [
+            (book, book.place(member.replica, chain, now_s))
+            for chain in self._chains(routed, self._identity(routed, member))
+            for book in books
+        ]
+
+
+def unexplained_queue(member: Member, inflight: int) -> int | None:
+    """Return how many requests wait on the engine beyond those that leases explain.
+
+    None when the engine does not tell. The engine's own counts include our requests, so only what
+    exceeds them is somebody else's.
+    """
+    load = member.load
+    if load is None or load.queued is None:
+        return None
+    return max(0, min(load.queued, load.queued + (load.running or 0) - inflight))

@@ -1,0 +1,203 @@
+"""The router's configuration: one YAML file decoded into frozen values, every key checked.
+
+Unknown keys are refused. A wrong value ends with ``ConfigError``, which names the path of the key.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from policies.hot import HotSettings
+from policies.union import AnyPolicy
+from policies.weighted import Weighted
+from state.model import NAME_PATTERN
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+
+DEFAULT_LISTEN = "127.0.0.1:8080"
+DEFAULT_ADMIN = "127.0.0.1:8081"
+
+
+class ConfigError(Exception):
+    """The configuration is wrong; the text names the key and what was expected."""
+
+
+class StaticReplica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A replica without a sidecar: its residency is guessed from what this router sent there.
+
+    ``kv_capacity_tokens`` is the size of its KV cache: a guess of the wrong size misleads.
+    """
+
+    url: str
+    name: Name | None = None
+    kv_capacity_tokens: PositiveInt = 400_000
+
+
+class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to read prompts of one model: a directory with tokenizer.json and chat template."""
+
+    name: str
+    tokenizer: str
+
+
+class StateSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where shared state lives. Without ``redis`` a private Valkey server is started."""
+
+    redis: str | None = None
+    chain_seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+
+
+class UpstreamTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Deadlines towards the replicas, in seconds."""
+
+    connect_timeout_s: PositiveFloat = 1.0
+    first_byte_timeout_s: PositiveFloat = 300.0
+    chunk_idle_timeout_s: PositiveFloat = 120.0
+    write_stall_timeout_s: PositiveFloat = 60.0
+    pool_idle_s: PositiveFloat = 3.0
+
+
+class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a client may send, and how long it may take."""
+
+    body_bytes: PositiveInt = 8 * 1024 * 1024
+    body_deadline_s: PositiveFloat = 30.0
+
+
+class HealthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Active checks of ``GET /health``: ``fall`` failures take out, ``rise`` bring back."""
+
+    interval_s: PositiveFloat = 2.0
+    timeout_s: PositiveFloat = 1.0
+    fall: PositiveInt = 3
+    rise: PositiveInt = 2
+
+
+class DrainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """On SIGTERM: not ready, still accepting for ``accept_s``, then ``grace_s`` to finish."""
+
+    accept_s: Annotated[float, Meta(ge=0)] = 0.0
+    grace_s: Annotated[float, Meta(ge=0)] = 120.0
+
+
+class PlacementSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long this router's own placements count as residency, in seconds.
+
+    ``pending_s``: on replicas with KV events, until the events tell. ``guess_s``: on replicas
+    without, bounded by their capacity.
+    """
+
+    pending_s: PositiveFloat = 2.0
+    guess_s: PositiveFloat = 600.0
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything ``warmroute serve`` can be told."""
+
+    listen: str = DEFAULT_LISTEN
+    admin: str | None = DEFAULT_ADMIN
+    replicas: tuple[StaticReplica, ...] = ()
+    models: tuple[ModelSettings, ...] = ()
+    state: StateSettings = StateSettings()
+    policy: AnyPolicy = Weighted()
+    hot_prefix: HotSettings = HotSettings()
+    placements: PlacementSettings = PlacementSettings()
+    upstream: UpstreamTimes = UpstreamTimes()
+    limits: LimitSettings = LimitSettings()
+    health: HealthSettings = HealthSettings()
+    drain: DrainSettings = DrainSettings()
+    receipts: bool = False
+    decisions_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+
+
+def _expected(error: msgspec.ValidationError) -> str:
+    """Turn msgspec's ``... - at `$.a.b``` into ``a.b: ...``."""
+    text, _, where = str(error).partition(" - at `$")
+    path = where.rstrip("`").lstrip(".")
+    return f"{path or 'the file'}: {text}"
+
+
+def decode_config(raw: object) -> Config:
+    """Return the configuration in ``raw`` (decoded YAML); raises ConfigError."""
+    try:
+        config = msgspec.convert({} if raw is None else raw, Config, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_expected(error)) from None
+    check_config(config)
+    return config
+
+
+def load_config(path: Path) -> Config:
+    """Return the configuration in the YAML file at ``path``; raises ConfigError."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise ConfigError(message) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        message = f"{path}: not YAML: {' '.join(str(error).split())}"
+        raise ConfigError(message) from None
+    try:
+        return decode_config(raw)
+    except ConfigError as error:
+        message = f"{path}: {error}"
+        raise ConfigError(message) from None
+
+
+def split_address(key: str, address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port`` (``[::1]:8080`` for IPv6); raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:  # noqa: PLR2004
+        message = f"{key}: expected host:port, got {address!r}"
+        raise ConfigError(message)
+    return host, int(port)
+
+
+def check_replica_url(key: str, url: str) -> None:
+    """Refuse whatever is not ``http://host:port`` without anything behind it."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    is_plain = not (parts.path.strip("/") or parts.query or parts.fragment or parts.username)
+    if parts.scheme != "http" or not parts.hostname or port == 0 or not is_plain:
+        message = f"{key}: expected http://host:port, got {url!r}"
+        raise ConfigError(message)
+
+
+def check_config(config: Config) -> None:
+    """Check what types cannot say; raises ConfigError."""
+    split_address("listen", config.listen)
+    if config.admin is not None:
+        split_address("admin", config.admin)
+    seen: set[str] = set()
+    for index, replica in enumerate(config.replicas):
+        check_replica_url(f"replicas[{index}].url", replica.url)
+        name = replica_name(replica)
+        if name in seen:
+            message = f"replicas[{index}]: {name!r} occurs twice; give each replica its own name"
+            raise ConfigError(message)
+        seen.add(name)
+    models = [model.name for model in config.models]
+    if len(set(models)) != len(models):
+        message = "models: a model occurs twice"
+        raise ConfigError(message)
+
+
+def replica_name(replica: StaticReplica) -> str:
+    """Return the configured name, else ``host:port``."""
+    parts = urlsplit(replica.url)
+    return replica.name or f"{parts.hostname}:{parts.port or 80}"

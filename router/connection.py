@@ -1,0 +1,316 @@
+"""One connection to a replica: writes a request once, pushes what it reads of the response.
+
+Head, body bytes and end go to a ``ReplySink`` from within the event loop's read callback, so a
+streamed chunk costs no task switch. A connection is used again only when the response ended where
+its framing said, with nothing after it; in every other case it is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Protocol, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+from msgspec import Struct
+
+from router.error import ReplicaClosedError, ReplicaError, ReplicaProtocolError
+from router.header import Framing, RawHeaders, body_framing
+
+if TYPE_CHECKING:
+    from router.upstream import Endpoint, UpstreamPool
+
+WRITE_WHOLE_BYTES = 64 * 1024
+"""Up to here head and body are joined for one write; above, the copy costs more than it saves."""
+
+
+class ReplyHead(Struct, frozen=True):
+    """The head of a final response; ``content_length`` is None where there is none."""
+
+    status: int
+    headers: RawHeaders
+    framing: Framing
+    content_length: int | None
+
+
+class ReplySink(Protocol):
+    """Who receives a response. One of ``on_end`` and ``on_failure`` comes last."""
+
+    def on_reply(self, head: ReplyHead, data: bytes) -> None:
+        """Take the head and the body bytes that came with it."""
+        ...
+
+    def on_body(self, data: bytes) -> None:
+        """Take more body bytes; never empty."""
+        ...
+
+    def on_end(self) -> None:
+        """Note that the response is complete."""
+        ...
+
+    def on_failure(self, error: ReplicaError) -> None:
+        """Note that nothing more will come; the connection is gone."""
+        ...
+
+
+class StaleConnectionError(ReplicaClosedError):
+    """A pooled connection turned out dead before any response byte: replay on a fresh one."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to a replica, at most one request at a time."""
+
+    __slots__ = (
+        "_framing",
+        "_fresh_head",
+        "_has_answered",
+        "_has_extra",
+        "_has_head",
+        "_headers",
+        "_is_complete",
+        "_is_interim",
+        "_is_paused",
+        "_method",
+        "_parser",
+        "_parts",
+        "_pool",
+        "_refusal",
+        "_requests_sent",
+        "_silent_bytes",
+        "_sink",
+        "_will_keep_alive",
+        "endpoint",
+        "transport",
+    )
+
+    def __init__(self, pool: UpstreamPool, endpoint: Endpoint) -> None:
+        self._pool = pool
+        self.endpoint = endpoint
+        self.transport: asyncio.Transport | None = None
+        self._parser = HttpResponseParser(self)
+        self._sink: ReplySink | None = None
+        self._parts: list[bytes] = []
+        self._requests_sent = 0
+        self._is_paused = False
+        self._begin("GET")
+
+    def _begin(self, method: str) -> None:
+        self._method = method
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._framing: Framing = "none"
+        self._fresh_head: ReplyHead | None = None
+        self._refusal: ReplicaProtocolError | None = None
+        self._has_answered = False
+        self._has_head = False
+        self._has_extra = False
+        self._is_interim = False
+        self._is_complete = False
+        self._will_keep_alive = False
+        self._silent_bytes = 0
+
+    # What its user calls.
+
+    def send(self, sink: ReplySink, method: str, head: bytes, body: bytes) -> None:
+        """Write a whole request; its response goes to ``sink``."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            self.discard()
+            sink.on_failure(self._closed_error(None))
+            return
+        self._begin(method)
+        self._sink = sink
+        self._requests_sent += 1
+        if len(body) <= WRITE_WHOLE_BYTES:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+
+    def abandon(self, sink: ReplySink) -> None:
+        """Close at once if ``sink`` still waits here; a connection that moved on is left alone."""
+        if self._sink is sink:
+            self.discard()
+
+    def discard(self) -> None:
+        """Close at once; the sink hears nothing more."""
+        self._sink = None
+        self._pool.withdraw(self)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def pause_reading(self) -> None:
+        """Stop reading: the replica is held back by TCP."""
+        if self.transport is not None and not self._is_paused:
+            self._is_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on reading after ``pause_reading``."""
+        if self._is_paused:
+            self._is_paused = False
+            if self.transport is not None and not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport; small writes must not wait for acknowledgements."""
+        self.transport = cast(asyncio.Transport, transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._pool.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and hand over what the bytes held."""
+        sink = self._sink
+        if sink is None:  # nobody asked for anything
+            self.discard()
+            return
+        self._has_answered = True
+        self._parse(data)
+        parts = self._parts
+        has_news = bool(parts)
+        if has_news:
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+        else:
+            body = b""
+        head = self._fresh_head
+        if head is not None:
+            self._fresh_head = None
+            has_news = True
+            sink.on_reply(head, body)
+        elif body:
+            sink.on_body(body)
+        if self._sink is not sink:
+            return
+        if self._is_complete:
+            self._finish(sink)
+        elif self._refusal is not None:
+            self._fail(self._refusal)
+        elif has_news:
+            self._silent_bytes = 0
+        else:
+            self._count_silent(len(data))
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade:
+            self._refusal = ReplicaProtocolError("the replica switched protocols")
+        except HttpParserError:
+            self._has_extra = True
+            if self._refusal is None:
+                self._refusal = ReplicaProtocolError("the replica sent a malformed response")
+
+    def _count_silent(self, count_bytes: int) -> None:
+        """Bound what is neither body nor a complete head: heads, chunk extensions, trailers."""
+        self._silent_bytes += count_bytes
+        if self._silent_bytes > self._pool.settings.head_limit_bytes:
+            self._fail(ReplicaProtocolError("the replica sent too large a head"))
+
+    def eof_received(self) -> None:
+        """Let the transport close; ``connection_lost`` judges what is missing."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Settle the response: its end, when the end of the connection was its framing."""
+        self.transport = None
+        self._pool.closed(self)
+        sink, self._sink = self._sink, None
+        if sink is None:
+            return
+        if exc is None and self._has_head and self._framing == "close":
+            sink.on_end()
+        else:
+            sink.on_failure(self._closed_error(exc))
+
+    def _closed_error(self, exc: Exception | None) -> ReplicaClosedError:
+        if self._requests_sent > 1 and not self._has_answered:
+            return StaleConnectionError("a pooled connection was closed by the replica")
+        how = "reset" if exc is not None else "closed"
+        return ReplicaClosedError(f"the replica {how} the connection before the response ended")
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """Notice bytes after the end of the response."""
+        if self._is_complete:
+            self._has_extra = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect the head's headers; trailers are dropped."""
+        if not self._has_head:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Check the head; whatever is wrong with it is reported after parsing."""
+        if self._has_head:
+            return
+        status = self._parser.get_status_code()
+        if (
+            HTTPStatus.CONTINUE <= status < HTTPStatus.OK
+            and status != HTTPStatus.SWITCHING_PROTOCOLS
+        ):
+            self._is_interim = True
+            return
+        self._has_head = True
+        try:
+            self._fresh_head = self._checked_head(status)
+        except ReplicaProtocolError as error:
+            self._refusal = error
+            return
+        if self._framing == "none":  # the parser does not know about HEAD and 304
+            self._is_complete = True
+
+    def _checked_head(self, status: int) -> ReplyHead:
+        headers = tuple(self._headers)
+        if not HTTPStatus.OK <= status < 600:  # noqa: PLR2004
+            message = f"the replica answered with status {status}"
+            raise ReplicaProtocolError(message)
+        head_bytes = sum(len(name) + len(value) for name, value in headers)
+        if head_bytes > self._pool.settings.head_limit_bytes:
+            message = "the replica sent too large a head"
+            raise ReplicaProtocolError(message)
+        version = self._parser.get_http_version()
+        self._framing, length = body_framing(self._method, status, version, headers)
+        return ReplyHead(status, headers, self._framing, length)
+
+    def on_body(self, data: bytes) -> None:
+        """Collect body bytes until the read callback hands them over together."""
+        if self._refusal is None and not self._is_complete:
+            self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        """Mark the end of the response, or of an interim one that is swallowed."""
+        if self._is_interim:
+            self._is_interim = False
+            self._headers = []
+        elif not self._is_complete and self._refusal is None:
+            self._is_complete = True
+            self._will_keep_alive = self._parser.should_keep_alive()
+
+    # Endings.
+
+    def _finish(self, sink: ReplySink) -> None:
+        self._sink = None
+        transport = self.transport
+        if (
+            self._will_keep_alive
+            and not self._has_extra
+            and self._refusal is None
+            and transport is not None
+            and not transport.is_closing()
+            and not transport.get_write_buffer_size()
+        ):
+            self.resume_reading()
+            self._pool.put(self)
+        else:
+            self.discard()
+        sink.on_end()
+
+    def _fail(self, error: ReplicaError) -> None:
+        sink = self._sink
+        self.discard()
+        if sink is not None:
+            sink.on_failure(error)

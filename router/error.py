@@ -1,0 +1,222 @@
+"""Who is to blame, as types, and what a client is told: one table from type to status and body.
+
+A client error is the request's fault, an overload is ours for now, a replica error is the engine's
+or the network's. Errors of the state backend (``state.store.StateError``) are not here: none of
+them reaches a client. Bodies and events have the shape of the OpenAI API; codes are stable.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class RouterError(Exception):
+    """An error that a client may be told about."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class ClientError(RouterError):
+    """The request is at fault; the same request fails again on any replica."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "bad_request"
+
+
+class UnauthenticatedError(ClientError):
+    """No key, or one that is not known."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class ForbiddenError(ClientError):
+    """The key is known and may not do this."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+
+
+class NotFoundError(ClientError):
+    """No such path."""
+
+    status = 404
+    code = "not_found"
+
+
+class ModelNotFoundError(ClientError):
+    """No replica serves this model."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class MethodNotAllowedError(ClientError):
+    """The path exists, the method does not; ``allow`` lists those that do."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class ExpectationFailedError(ClientError):
+    """An ``Expect`` that is not ``100-continue``."""
+
+    status = 417
+    code = "unsupported_expectation"
+
+
+class UnsupportedFramingError(ClientError):
+    """A transfer coding besides ``chunked``."""
+
+    status = 501
+    code = "unsupported_framing"
+
+
+class UnsupportedVersionError(ClientError):
+    """Neither HTTP/1.0 nor HTTP/1.1."""
+
+    status = 505
+    code = "unsupported_version"
+
+
+class RequestTimeoutError(ClientError):
+    """The request did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class BodyTooLargeError(ClientError):
+    """The body is larger than the router takes."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class UnsupportedEncodingError(ClientError):
+    """The body is compressed; engines read plain JSON."""
+
+    status = 415
+    code = "unsupported_content_encoding"
+
+
+class OverloadedError(RouterError):
+    """No room now; the same request may succeed in ``retry_after_s``."""
+
+    status = 503
+    type = "overloaded_error"
+    code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RateLimitedError(OverloadedError):
+    """This client has used up its share."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limited"
+
+
+class NoReplicaError(OverloadedError):
+    """No replica may take the request now."""
+
+    code = "no_replica"
+
+
+class ReplicaError(RouterError):
+    """A replica failed before anything of its answer reached the client.
+
+    ``can_retry``: nothing was sent or the replica said that it did no work, so another replica may
+    be asked. Otherwise the request may be what killed the replica.
+    """
+
+    status = 502
+    type = "replica_error"
+    code = "replica_failed"
+    can_retry: ClassVar[bool] = False
+
+
+class ReplicaUnreachableError(ReplicaError):
+    """The connection was refused, timed out, or its name did not resolve: nothing was sent."""
+
+    code = "replica_unreachable"
+    can_retry = True
+
+
+class ReplicaClosedError(ReplicaError):
+    """The connection ended after the request was sent and before a whole response head came."""
+
+    code = "replica_closed"
+
+
+class ReplicaProtocolError(ReplicaError):
+    """The response is not one that may be passed on: its head or its framing is wrong."""
+
+    code = "replica_bad_response"
+
+
+class ReplicaTimeoutError(ReplicaError):
+    """The response did not begin in time."""
+
+    status = 504
+    code = "replica_timeout"
+
+
+class ReplicaBusyError(ReplicaError):
+    """The replica answered with a status that the caller asked to have raised."""
+
+    status = 503
+    type = "overloaded_error"
+    code = "replica_busy"
+    can_retry = True
+
+    def __init__(self, replica_status: int, retry_after_s: int | None) -> None:
+        super().__init__(f"the replica answered {replica_status}")
+        self.replica_status = replica_status
+        self.retry_after_s = retry_after_s
+
+
+def error_headers(error: RouterError) -> dict[str, str]:
+    """Return the headers that belong to the error's response, besides those of its body."""
+    if isinstance(error, MethodNotAllowedError):
+        return {"Allow": error.allow}
+    retry_after_s = getattr(error, "retry_after_s", None)
+    return {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+
+
+def error_body(error: RouterError) -> bytes:
+    """Return the JSON body: ``{"error": {"message", "type", "param", "code"}}``."""
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": error.message,
+                "type": error.type,
+                "param": error.param,
+                "code": error.code,
+            }
+        }
+    )
+
+
+def error_event(error: RouterError) -> bytes:
+    """Return the server-sent event that ends a stream which began and cannot go on."""
+    return b"data: " + error_body(error) + b"\n\n"

@@ -1,0 +1,329 @@
+"""The state of one relay attempt: the sink of a replica's response, the source of the client's.
+
+Each read of the replica's socket is written to the client's transport in the same callback: no task
+runs, nothing is awaited. The replica is held back while the client is slow. An exchange settles
+exactly once, whoever fails first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Literal
+
+from aiohttp.http import HttpVersion11
+
+from router.error import (
+    ReplicaBusyError,
+    ReplicaClosedError,
+    ReplicaError,
+    ReplicaProtocolError,
+    ReplicaTimeoutError,
+    error_event,
+)
+from router.header import header_value, response_head
+from router.observer import BodyObserver, StreamObserver
+from router.wire import HandedOver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp import web
+
+    from router.connection import ReplyHead, UpstreamConnection
+    from router.relay import RelayRequest
+    from router.upstream import UpstreamPool
+
+Outcome = Literal["done", "failed", "cancelled"]
+"""How a committed relay ended: passed on whole, cut by the replica, cut by the client."""
+
+_OK = 200
+
+
+class Exchange:
+    """The sink of the replica's response; settles exactly once."""
+
+    __slots__ = (
+        "_added",
+        "_connection",
+        "_has_body_begun",
+        "_has_ended",
+        "_is_paused",
+        "_last_news_s",
+        "_loop",
+        "_on_first_byte",
+        "_outbound",
+        "_paused_bytes",
+        "_paused_s",
+        "_pool",
+        "_request",
+        "_sent_s",
+        "_timer",
+        "done",
+        "error",
+        "first_byte_s",
+        "hand",
+        "observer",
+        "outcome",
+        "reason",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        outbound: RelayRequest,
+        pool: UpstreamPool,
+        added: tuple[tuple[bytes, bytes], ...],
+        on_first_byte: Callable[[], None],
+    ) -> None:
+        self._request = request
+        self._outbound = outbound
+        self._pool = pool
+        self._added = added
+        self._on_first_byte = on_first_byte
+        self._loop = asyncio.get_running_loop()
+        self._connection: UpstreamConnection | None = None
+        self.observer: StreamObserver | BodyObserver | None = None
+        self.stream: StreamObserver | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_body_begun = False
+        self._has_ended = False
+        self._is_paused = False
+        self._paused_s = 0.0
+        self._paused_bytes = 0
+        self._last_news_s = 0.0
+        self._sent_s = 0.0
+        self.first_byte_s: float | None = None
+        self.hand: HandedOver | None = None
+        self.error: ReplicaError | None = None
+        self.outcome: Outcome = "done"
+        self.reason = "complete"
+
+    async def run(self, connection: UpstreamConnection, head: bytes) -> None:
+        """Send the request and wait until the exchange is settled."""
+        self.done = self._loop.create_future()
+        self.error = None
+        self._connection = connection
+        self._sent_s = self._last_news_s = self._loop.time()
+        self._timer = self._loop.call_later(
+            min(self._tick_s(), self._pool.settings.first_byte_timeout_s), self._on_timer
+        )
+        connection.send(self, self._outbound.method, head, self._outbound.body)
+        try:
+            await self.done
+        finally:
+            self._timer.cancel()
+            connection.abandon(self)
+            if self.hand is not None and not self.done.done():
+                self.hand.abort()
+                self._settle("cancelled", "cancelled")
+
+    # The sink.
+
+    def on_reply(self, head: ReplyHead, data: bytes) -> None:
+        """Commit, unless the status is to be raised or the head cannot be passed on."""
+        if head.status in self._outbound.raised_statuses:
+            self._refuse(ReplicaBusyError(head.status, _retry_after_s(head)))
+            return
+        try:
+            head_bytes = self._commit(head)
+        except ReplicaProtocolError as error:
+            self._refuse(error)
+            return
+        if self.hand is not None:
+            self._pass_on(self.hand, head_bytes, data)
+
+    def on_body(self, data: bytes) -> None:
+        """Pass on body bytes."""
+        if self.hand is not None:
+            self._pass_on(self.hand, b"", data)
+
+    def on_end(self) -> None:
+        """End the response, unless it is a stream that does not know of its end."""
+        hand = self.hand
+        if hand is None:
+            self._refuse(ReplicaClosedError("the replica sent no response"))
+            return
+        self._begin_body()
+        if self.observer is not None:
+            self.observer.close()
+        stream = self.stream
+        if stream is None:
+            hand.finish()
+            self._end("done", "complete")
+        elif stream.has_error:
+            hand.finish()
+            self._end("failed", "error_event")
+        elif stream.is_done or self._outbound.done_marker is None:
+            hand.finish()
+            self._end("done", "complete")
+        else:
+            self._break_off("truncated", "the replica ended the stream early")
+
+    def on_failure(self, error: ReplicaError) -> None:
+        """Raise before the commit, break the response off after it."""
+        if self.hand is None:
+            self._refuse(error)
+        else:
+            self._break_off("truncated", "the replica broke the stream off")
+
+    # Passing on.
+
+    def _commit(self, head: ReplyHead) -> bytes:
+        """Decide about framing and keep-alive, make the response, return its head."""
+        request = self._request
+        is_http10 = request.version < HttpVersion11
+        framing = head.framing
+        if framing in {"chunked", "close"}:
+            framing = "close" if is_http10 else "chunked"
+        keep_alive = self._outbound.allows_keep_alive and request.keep_alive and framing != "close"
+        head_bytes = response_head(
+            head.status,
+            head.headers,
+            framing=framing,
+            length=head.content_length,
+            is_http10=is_http10,
+            keep_alive=keep_alive,
+            added=self._added,
+            date=lambda: formatdate(self._pool.wall_clock_s(), usegmt=True),
+        )
+        self.hand = HandedOver(request, head.status, framing, keep_alive=keep_alive)
+        self._observe(head)
+        return head_bytes
+
+    def _observe(self, head: ReplyHead) -> None:
+        """Choose what watches the body: nothing where its bytes cannot be read as text."""
+        kind = (header_value(head.headers, b"content-type") or b"").lower()
+        coding = header_value(head.headers, b"content-encoding")
+        if head.framing == "none" or (coding or b"identity").lower() != b"identity":
+            return
+        if kind.startswith(b"text/event-stream") and head.status == _OK:
+            self.observer = self.stream = StreamObserver(self._outbound.done_marker)
+        elif kind.startswith(b"application/json"):
+            self.observer = BodyObserver()
+
+    def _pass_on(self, hand: HandedOver, head: bytes, data: bytes) -> None:
+        if hand.is_client_gone:
+            self._leave()
+            return
+        hand.send(head, data)
+        if data:
+            self._last_news_s = self._loop.time()
+            if self.observer is not None:
+                self.observer.feed(data)
+            if not self._has_body_begun:
+                self._begin_body()
+        if hand.is_client_slow:
+            self._pause(hand)
+
+    def _begin_body(self) -> None:
+        if not self._has_body_begun:
+            self._has_body_begun = True
+            self.first_byte_s = self._loop.time() - self._sent_s
+            self._on_first_byte()
+
+    # Back-pressure.
+
+    def _pause(self, hand: HandedOver) -> None:
+        if self._is_paused:
+            return
+        self._is_paused = True
+        self._paused_s = self._loop.time()
+        self._paused_bytes = hand.unsent_bytes
+        if self._connection is not None:
+            self._connection.pause_reading()
+        hand.call_when_writable(self._resume)
+
+    def _resume(self) -> None:
+        hand = self.hand
+        if hand is None or self.done.done():
+            return
+        if hand.is_client_gone:
+            self._leave()
+        elif hand.is_client_slow:
+            hand.call_when_writable(self._resume)
+        else:
+            self._is_paused = False
+            self._last_news_s = self._loop.time()
+            if self._has_ended:
+                self._settle(self.outcome, self.reason)
+            elif self._connection is not None:
+                self._connection.resume_reading()
+
+    # Time.
+
+    def _tick_s(self) -> float:
+        """Return the longest pause between two looks: no limit that begins later is shorter."""
+        settings = self._pool.settings
+        return min(settings.chunk_idle_timeout_s, settings.write_stall_timeout_s)
+
+    def _on_timer(self) -> None:
+        """Look at the one limit that counts now; set once a stream, not once a chunk."""
+        now_s = self._loop.time()
+        settings = self._pool.settings
+        if self._is_paused and self.hand is not None:
+            unsent_bytes = self.hand.unsent_bytes
+            if unsent_bytes < self._paused_bytes:
+                self._paused_s, self._paused_bytes = now_s, unsent_bytes
+            due_s = self._paused_s + settings.write_stall_timeout_s
+        elif self._has_body_begun:
+            due_s = self._last_news_s + settings.chunk_idle_timeout_s
+        else:
+            due_s = self._sent_s + settings.first_byte_timeout_s
+        if now_s < due_s:
+            due_s = min(due_s, now_s + self._tick_s())
+            self._timer = self._loop.call_at(due_s, self._on_timer)
+        elif self._is_paused and self.hand is not None:
+            self.hand.break_off(b"")
+            self._settle("cancelled", "write_stall")
+        elif self.hand is None:
+            self._refuse(ReplicaTimeoutError("the replica did not answer in time"))
+        else:
+            reason = "chunk_idle" if self._has_body_begun else "first_byte_timeout"
+            self._break_off(reason, "the replica sent nothing for too long")
+
+    # Endings.
+
+    def _refuse(self, error: ReplicaError) -> None:
+        """Settle before the commit."""
+        self.error = error
+        self._settle("failed", error.code)
+
+    def _break_off(self, reason: str, message: str) -> None:
+        """Settle after the commit: the response cannot be completed."""
+        hand, stream = self.hand, self.stream
+        if hand is None:
+            return
+        last_words = b""
+        if stream is not None and not stream.is_done:
+            gap = b"" if stream.is_between_events else b"\n\n"
+            last_words = gap + error_event(ReplicaClosedError(message))
+        hand.break_off(last_words)
+        self._end("failed", reason)
+
+    def _leave(self) -> None:
+        self._settle("cancelled", "client_gone")
+
+    def _end(self, outcome: Outcome, reason: str) -> None:
+        """Settle, but not before a slow client took what there is."""
+        if self._connection is not None:
+            self._connection.abandon(self)
+        self.outcome, self.reason = outcome, reason
+        self._has_ended = True
+        if not self._is_paused:
+            self._settle(outcome, reason)
+
+    def _settle(self, outcome: Outcome, reason: str) -> None:
+        if self.done.done():
+            return
+        self.outcome, self.reason = outcome, reason
+        if self._connection is not None:
+            self._connection.abandon(self)
+        self.done.set_result(None)
+
+
+def _retry_after_s(head: ReplyHead) -> int | None:
+    """Return Retry-After where it is a number of seconds."""
+    value = (header_value(head.headers, b"retry-after") or b"").strip()
+    return int(value) if value.isdigit() and len(value) < 7 else None  # noqa: PLR2004

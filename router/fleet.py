@@ -1,0 +1,147 @@
+"""Who is in the fleet and who may be chosen: registered replicas and configured ones, merged.
+
+A configured replica whose address a sidecar also registers is one replica, known by the sidecar's
+record. Candidates are filtered by liveness before anything is scored, so that what a dead replica
+holds never matters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from router.config import replica_name
+from router.upstream import Endpoint
+from state.model import ModelIdentity, ReplicaId, ReplicaLoad
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from router.config import StaticReplica
+    from state.model import ReplicaState
+    from state.store import FleetReader
+
+
+class Member(Struct, frozen=True, kw_only=True):
+    """One replica of the fleet.
+
+    ``identity`` is None for a configured replica; its models are what its own ``/v1/models``
+    answers. ``is_registered``: a sidecar vouches for it; ``has_events``: and tells what it holds.
+    """
+
+    replica: ReplicaId
+    endpoint: Endpoint
+    identity: ModelIdentity | None = None
+    load: ReplicaLoad | None = None
+    is_registered: bool = False
+    has_events: bool = False
+    is_draining: bool = False
+    capacity_tokens: int | None = None
+
+
+class Pulse(Protocol):
+    """What the health checks know of a replica."""
+
+    def is_up(self, replica: ReplicaId) -> bool:
+        """Return whether the replica may be sent requests."""
+        ...
+
+    def served_models(self, replica: ReplicaId) -> frozenset[str]:
+        """Return the model names that its own ``/v1/models`` answered; empty when unknown."""
+        ...
+
+
+def static_member(settings: StaticReplica) -> Member:
+    """Return the member that a ``replicas:`` entry describes."""
+    return Member(
+        replica=ReplicaId(replica_name(settings)),
+        endpoint=Endpoint.parse(settings.url),
+        capacity_tokens=settings.kv_capacity_tokens,
+    )
+
+
+def registered_member(state: ReplicaState) -> Member | None:
+    """Return the member that a registry entry describes; None when its address is unusable."""
+    record = state.record
+    try:
+        endpoint = Endpoint.parse(record.endpoint)
+    except ValueError:
+        return None
+    capacity = record.capacity_pages
+    return Member(
+        replica=record.replica,
+        endpoint=endpoint,
+        identity=record.identity,
+        load=state.load,
+        is_registered=True,
+        has_events=record.has_events,
+        is_draining=record.is_draining,
+        capacity_tokens=None if capacity is None else capacity * record.page_tokens,
+    )
+
+
+class FleetTable:
+    """The current members, rebuilt only when the registry changed."""
+
+    def __init__(self, reader: FleetReader, configured: Iterable[StaticReplica]) -> None:
+        self._reader = reader
+        self._configured = tuple(static_member(settings) for settings in configured)
+        self._seen: Mapping[ReplicaId, ReplicaState] | None = None
+        self._members: dict[ReplicaId, Member] = {}
+
+    def members(self) -> Mapping[ReplicaId, Member]:
+        """Return all members, live or not, in a stable order."""
+        registered = self._reader.replicas()
+        if registered is not self._seen:
+            self._seen = registered
+            self._members = self._merge(registered)
+        return self._members
+
+    def _merge(self, registered: Mapping[ReplicaId, ReplicaState]) -> dict[ReplicaId, Member]:
+        known = [registered_member(state) for _, state in sorted(registered.items())]
+        merged = {member.replica: member for member in known if member is not None}
+        taken = {member.endpoint for member in merged.values()}
+        for member in self._configured:
+            if member.endpoint not in taken and member.replica not in merged:
+                merged[member.replica] = member
+        return merged
+
+    def candidates(
+        self, model: str | None, pulse: Pulse, tried: Collection[ReplicaId] = ()
+    ) -> list[Member]:
+        """Return the members that may be sent a request for ``model`` (None: any model)."""
+        return [
+            member
+            for member in self.members().values()
+            if not member.is_draining
+            and member.replica not in tried
+            and pulse.is_up(member.replica)
+            and (model is None or self.serves(member, model, pulse))
+        ]
+
+    @staticmethod
+    def served(member: Member, pulse: Pulse) -> frozenset[str]:
+        """Return the models that ``member`` serves."""
+        told = pulse.served_models(member.replica)
+        return told if member.identity is None else told | {member.identity.model}
+
+    def serves(self, member: Member, model: str, pulse: Pulse) -> bool:
+        """Return whether ``member`` serves ``model``."""
+        if member.identity is not None and member.identity.model == model:
+            return True
+        return model in pulse.served_models(member.replica)
+
+    def models(self, pulse: Pulse) -> set[str]:
+        """Return every model that some member serves, live or not."""
+        return set().union(*(self.served(member, pulse) for member in self.members().values()))
+
+    def live_models(self, pulse: Pulse) -> set[str]:
+        """Return every model that can be asked for now."""
+        return set().union(
+            *(
+                self.served(member, pulse)
+                for member in self.members().values()
+                if pulse.is_up(member.replica)
+            )
+        )

@@ -1,0 +1,275 @@
+"""One inference request from its first byte to its record: read, choose, relay, retry, account.
+
+The lease that a choice takes is given back in the same block, however the stream ends. Only what
+happened before a byte of an answer reached the client may be tried on another replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from prompt.model import BadPromptError, ReadPrompt, Unroutable
+from router.body import read_body
+from router.error import (
+    ClientError,
+    ModelNotFoundError,
+    NoReplicaError,
+    ReplicaError,
+    ReplicaUnreachableError,
+    RouterError,
+)
+from router.header import accepted_request_id
+from router.relay import RelayRequest, relay
+from router.reply import error_response
+from router.server import PREFIX_PATHS
+from router.trace import Attempt, DecisionRecord
+from state.lease import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp import web
+
+    from prompt.reader import PromptReader
+    from router.chooser import Choice, Chooser, Routed
+    from router.config import Config
+    from router.fleet import FleetTable
+    from router.health import Health
+    from router.metrics import Metrics
+    from router.relay import Relayed
+    from router.trace import DecisionTrace
+    from router.upstream import UpstreamPool
+    from state.model import ReplicaId
+    from state.store import FleetReader
+
+MAX_ATTEMPTS = 3
+CLIENT_CLOSED = 499
+RECEIPT_PREFIX = "x-warmroute-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyParts:
+    """What the proxy works with; built by the composition root."""
+
+    config: Config
+    reader: FleetReader
+    fleet: FleetTable
+    health: Health
+    prompts: PromptReader
+    chooser: Chooser
+    pool: UpstreamPool
+    trace: DecisionTrace
+    metrics: Metrics
+    clock: Callable[[], float]
+    unix_clock: Callable[[], float]
+    mint_id: Callable[[], str]
+
+
+@dataclass(slots=True)
+class Call:
+    """The mutable account of one request."""
+
+    request_id: str
+    client_request_id: str | None
+    path: str
+    started_s: float
+    started_unix_s: float
+    routed: Routed | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    ttft_s: float | None = None
+    relayed: Relayed | None = None
+    status: int = CLIENT_CLOSED
+    outcome: str = "cancelled"
+
+
+class _NamesModel(Struct, frozen=True):
+    model: str = ""
+
+
+def read_load_only(body: bytes) -> ReadPrompt:
+    """Return what routing by load needs of a body: the model, where it is JSON that names one."""
+    try:
+        named = msgspec.json.decode(body, type=_NamesModel).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        named = ""
+    return ReadPrompt(model=named, is_stream=False, unroutable=Unroutable.LOAD_ONLY)
+
+
+class Proxy:
+    """Handles the inference paths."""
+
+    def __init__(self, parts: ProxyParts) -> None:
+        self._parts = parts
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.open_requests = 0
+
+    async def idle(self) -> None:
+        """Wait until no request is open."""
+        await self._idle.wait()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; every end is accounted exactly once."""
+        parts = self._parts
+        request_id = parts.mint_id()
+        client_id = accepted_request_id(request.raw_headers, lambda: request_id)
+        call = Call(
+            request_id=request_id,
+            client_request_id=client_id if client_id != request_id else None,
+            path=request.raw_path.partition("?")[0],
+            started_s=parts.clock(),
+            started_unix_s=parts.unix_clock(),
+        )
+        self.open_requests += 1
+        self._idle.clear()
+        try:
+            return await self._serve(request, call)
+        except RouterError as error:
+            call.status = error.status
+            call.outcome = "refused" if isinstance(error, ClientError) else "failed"
+            return error_response(error, client_id)
+        finally:
+            self.open_requests -= 1
+            if not self.open_requests:
+                self._idle.set()
+            self._account(call)
+
+    async def _serve(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
+        parts = self._parts
+        body = await read_body(request, parts.config.limits)
+        began_s = parts.clock()
+        prompt = await self._read(call.path, body)
+        call.routed = parts.chooser.route(prompt)
+        tried: set[ReplicaId] = set()
+        while True:
+            choice = self._choose(call.routed, tried)
+            parts.metrics.decided(choice.decision, parts.clock() - began_s)
+            try:
+                return await self._attempt(request, body, call, choice)
+            except ReplicaError as error:
+                replica = choice.member.replica
+                if isinstance(error, ReplicaUnreachableError):
+                    parts.health.refused(replica)
+                tried.add(replica)
+                if not error.can_retry or len(call.attempts) >= MAX_ATTEMPTS:
+                    raise
+                began_s = parts.clock()
+
+    async def _read(self, path: str, body: bytes) -> ReadPrompt:
+        try:
+            if path in PREFIX_PATHS:
+                return await self._parts.prompts.read(path, body)
+            return read_load_only(body)
+        except BadPromptError as error:
+            raise ClientError(str(error), param=error.field) from None
+
+    def _choose(self, routed: Routed, tried: set[ReplicaId]) -> Choice:
+        parts = self._parts
+        model = routed.prompt.model or None
+        candidates = parts.fleet.candidates(model, parts.health, tried)
+        choice = parts.chooser.choose(routed, candidates)
+        if choice is not None:
+            return choice
+        known = parts.fleet.models(parts.health)
+        if model is not None and known and model not in known:
+            message = f"model: expected one of the served models, got {model[:64]!r}"
+            raise ModelNotFoundError(message, param="model")
+        message = "no replica can take the request now"
+        raise NoReplicaError(message)
+
+    async def _attempt(
+        self, request: web.BaseRequest, body: bytes, call: Call, choice: Choice
+    ) -> web.StreamResponse:
+        """Relay to the chosen replica; give back what the choice took, whatever happens."""
+        outcome = Outcome.CANCELLED
+        reason: str | None = "client left"
+        ttft_s: float | None = None
+
+        def on_first_byte() -> None:
+            nonlocal ttft_s
+            choice.lease.first_byte()
+            ttft_s = self._parts.clock() - call.started_s
+
+        try:
+            relayed = await relay(
+                request,
+                self._outbound(request, body, call),
+                choice.member.endpoint,
+                self._parts.pool,
+                self._receipts(choice, call),
+                on_first_byte,
+            )
+        except ReplicaError as error:
+            outcome, reason = Outcome.FAILED, error.code
+            raise
+        else:
+            outcome, reason = Outcome(relayed.outcome), relayed.reason or None
+            call.relayed, call.status, call.outcome = relayed, relayed.status, outcome.value
+            return relayed.response
+        finally:
+            choice.finish(outcome, had_first_byte=ttft_s is not None)
+            call.ttft_s = ttft_s
+            call.attempts.append(
+                Attempt(decision=choice.decision, outcome=outcome.value, error=reason)
+            )
+
+    @staticmethod
+    def _outbound(request: web.BaseRequest, body: bytes, call: Call) -> RelayRequest:
+        return RelayRequest(
+            method=request.method,
+            target=request.raw_path,
+            headers=request.raw_headers,
+            body=body,
+            request_id=call.client_request_id or call.request_id,
+        )
+
+    def _receipts(self, choice: Choice, call: Call) -> tuple[tuple[str, str], ...]:
+        """Return the opt-in headers that tell a client where its request went, and why."""
+        if not self._parts.config.receipts:
+            return ()
+        decision = choice.decision
+        return (
+            (f"{RECEIPT_PREFIX}request-id", call.request_id),
+            (f"{RECEIPT_PREFIX}replica", decision.replica),
+            (f"{RECEIPT_PREFIX}reason", decision.reason.value),
+            (f"{RECEIPT_PREFIX}predicted-cached-tokens", str(decision.predicted_cached_tokens)),
+            (f"{RECEIPT_PREFIX}rung", self._parts.reader.freshness()[0].value),
+        )
+
+    def _account(self, call: Call) -> None:
+        """Record how the request ended: trace, metrics."""
+        parts, routed = self._parts, call.routed
+        heat = routed.heat if routed is not None else None
+        usage = call.relayed.usage if call.relayed is not None else None
+        rung, age_s = parts.reader.freshness()
+        record = DecisionRecord(
+            request_id=call.request_id,
+            client_request_id=call.client_request_id,
+            ordinal=routed.ordinal if routed is not None else 0,
+            seed=parts.chooser.seed,
+            started_unix_s=call.started_unix_s,
+            path=call.path,
+            model=routed.prompt.model or None if routed is not None else None,
+            policy=type(parts.config.policy).__name__,
+            prompt_tokens=routed.prompt_tokens if routed is not None else 0,
+            is_exact=routed.is_exact if routed is not None else False,
+            unroutable=routed.prompt.unroutable if routed is not None else None,
+            rung=rung,
+            state_age_s=age_s,
+            hot_prefix_tokens=heat.prefix_tokens if heat is not None else None,
+            hot_holders=tuple(sorted(heat.holders)) if heat is not None else (),
+            attempts=tuple(call.attempts),
+            status=call.status,
+            outcome=call.outcome,
+            ttft_s=call.ttft_s,
+            duration_s=parts.clock() - call.started_s,
+            reported_prompt_tokens=usage.prompt_tokens if usage is not None else None,
+            reported_cached_tokens=usage.cached_tokens if usage is not None else None,
+        )
+        parts.trace.add(record)
+        parts.metrics.finished(record)

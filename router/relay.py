@@ -1,0 +1,116 @@
+"""One attempt of one request on one replica: send, wait for the head, commit, stream, end.
+
+Before the commit a failure is raised as ``ReplicaError`` and the client has seen nothing. After it,
+a failure is told in the stream where the stream has a way to (server-sent events) and by a broken
+connection otherwise; it comes back as the outcome of ``Relayed``. When the client leaves, the
+handler is cancelled and the replica's connection closed at once, which makes an engine stop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from msgspec import Struct
+
+from router.connection import StaleConnectionError
+from router.error import ReplicaClosedError
+from router.exchange import Exchange, Outcome
+from router.header import RawHeaders, request_head
+from router.observer import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from router.upstream import Endpoint, UpstreamPool
+
+
+class RelayRequest(Struct, frozen=True, kw_only=True):
+    """What goes to the replica. ``headers`` are the client's; the relay drops what must not pass.
+
+    ``done_marker`` is the data of the event that ends a whole stream, None for APIs without one.
+    ``raised_statuses`` are raised as ReplicaBusyError instead of being passed on.
+    ``allows_keep_alive`` is False when the client shall not send more on its connection.
+    """
+
+    method: str
+    target: str
+    headers: RawHeaders
+    body: bytes
+    request_id: str
+    done_marker: bytes | None = b"[DONE]"
+    raised_statuses: frozenset[int] = frozenset()
+    allows_keep_alive: bool = True
+
+
+class Relayed(Struct, frozen=True, kw_only=True):
+    """A relay that was committed: return ``response`` from the handler, whatever the outcome."""
+
+    response: web.StreamResponse
+    status: int
+    outcome: Outcome
+    reason: str
+    usage: Usage | None
+    body_bytes: int
+    first_byte_s: float | None
+    is_done_seen: bool
+
+
+def _relayed(exchange: Exchange) -> Relayed:
+    """Return how the committed exchange ended, or raise why it was not committed."""
+    hand, observer, stream = exchange.hand, exchange.observer, exchange.stream
+    if hand is None:
+        raise exchange.error or ReplicaClosedError("the replica sent no response")
+    return Relayed(
+        response=hand,
+        status=hand.status,
+        outcome=exchange.outcome,
+        reason=exchange.reason,
+        usage=observer.usage() if observer is not None else None,
+        body_bytes=hand.body_length,
+        first_byte_s=exchange.first_byte_s,
+        is_done_seen=stream is not None and stream.is_done,
+    )
+
+
+def _added_headers(
+    outbound: RelayRequest, extra: Collection[tuple[str, str]]
+) -> tuple[tuple[bytes, bytes], ...]:
+    """Return what the router itself says in the response."""
+    own = [(b"X-Request-Id", outbound.request_id.encode("latin-1", "replace"))]
+    own += [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in extra]
+    return tuple(own)
+
+
+async def relay(
+    request: web.BaseRequest,
+    outbound: RelayRequest,
+    endpoint: Endpoint,
+    pool: UpstreamPool,
+    extra_headers: tuple[tuple[str, str], ...],
+    on_first_byte: Callable[[], None],
+) -> Relayed:
+    """Relay one request to one replica; ``on_first_byte`` marks the first body byte.
+
+    Raises ReplicaError (before anything was sent to the client), ClientError (a request that cannot
+    be written) and CancelledError (after closing the replica's connection, and the client's too
+    when the response had begun).
+    """
+    head = request_head(
+        outbound.method,
+        outbound.target,
+        outbound.headers,
+        host=endpoint.authority,
+        body_bytes=len(outbound.body),
+        request_id=outbound.request_id,
+        peer=request.remote,
+    )
+    added = _added_headers(outbound, extra_headers)
+    exchange = Exchange(request, outbound, pool, added, on_first_byte)
+    connection = pool.take(endpoint)
+    if connection is not None:
+        await exchange.run(connection, head)
+        if not isinstance(exchange.error, StaleConnectionError):
+            return _relayed(exchange)
+    await exchange.run(await pool.connect(endpoint), head)
+    return _relayed(exchange)

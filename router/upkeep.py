@@ -1,0 +1,87 @@
+"""The router's periodic chores: publish leases, forget dead generations, measure loop lag."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from router.chooser import Knowledge
+    from router.fleet import FleetTable
+    from state.model import Generation, ReplicaId
+
+_log = logging.getLogger(__name__)
+
+TICK_S = 0.05
+"""Other routers see our leases this often: the figure at which several routers work as one."""
+RESTART_DELAY_S = 1.0
+GUESS_BLOCK_TOKENS = 64
+
+
+class Upkeep:
+    """Runs every ``TICK_S``; nothing here waits for I/O."""
+
+    def __init__(
+        self,
+        know: Knowledge,
+        fleet: FleetTable,
+        guess_ttl_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._know = know
+        self._fleet = fleet
+        self._guess_ttl_s = guess_ttl_s
+        self._clock = clock
+        self._published_version = -1
+        self._generations: dict[ReplicaId, Generation | None] = {}
+        self.loop_lag_s = 0.0
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        while True:
+            due_s = self._clock() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.loop_lag_s = max(0.0, self._clock() - due_s)
+            self.tick()
+
+    def tick(self) -> None:
+        """Publish changed leases and follow the fleet's changes of generation."""
+        leases = self._know.leases
+        if leases.version != self._published_version:
+            self._published_version = leases.version
+            self._know.reader.publish_leases(leases.totals())
+        self._follow_generations()
+
+    def _follow_generations(self) -> None:
+        """Drop this router's own placements on replicas that left or began a new life."""
+        registered = self._know.reader.replicas()
+        members = self._fleet.members()
+        current: dict[ReplicaId, Generation | None] = {
+            replica: registered[replica].record.generation if replica in registered else None
+            for replica in members
+        }
+        if current == self._generations:
+            return
+        for replica, generation in self._generations.items():
+            if current.get(replica, "") != generation:
+                self._know.pending.forget(replica)
+                self._know.guessed.forget(replica)
+        for replica in current.keys() - self._generations.keys():
+            tokens = members[replica].capacity_tokens
+            if tokens is not None:
+                blocks = max(1, tokens // GUESS_BLOCK_TOKENS)
+                self._know.guessed.limit(replica, self._guess_ttl_s, blocks)
+        self._generations = current
+
+
+async def supervise(name: str, run: Callable[[], Awaitable[None]]) -> None:
+    """Run a background task for ever; a fault in it is logged and it starts again."""
+    while True:
+        try:
+            await run()
+        except Exception:  # noqa: BLE001 - the supervisor
+            _log.exception("background task %s failed; it starts again", name)
+        await asyncio.sleep(RESTART_DELAY_S)

@@ -1,0 +1,242 @@
+"""Where replicas are and the connections to them: endpoints, the pool, and small GETs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from router.connection import StaleConnectionError, UpstreamConnection
+from router.error import (
+    ReplicaError,
+    ReplicaProtocolError,
+    ReplicaTimeoutError,
+    ReplicaUnreachableError,
+)
+from router.header import request_head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from router.connection import ReplyHead
+    from router.header import RawHeaders
+
+FETCH_LIMIT_BYTES = 4 * 1024 * 1024
+"""The largest body that ``fetch`` takes."""
+
+
+class Endpoint(Struct, frozen=True):
+    """Where a replica listens; plain HTTP."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, url: str) -> Endpoint:
+        """Return the endpoint of ``http://host:port``; raises ValueError for anything else."""
+        parts = urlsplit(url)
+        if parts.scheme == "https":
+            message = f"{url!r}: https:// towards replicas is not supported, use http://"
+            raise ValueError(message)
+        is_bare = parts.path in {"", "/"} and not (parts.query or parts.fragment)
+        host = parts.hostname
+        if parts.scheme != "http" or not host or not is_bare or "@" in parts.netloc:
+            message = f"{url!r} is not of the form http://host:port"
+            raise ValueError(message)
+        if not host.isascii() or any(c.isspace() or not c.isprintable() for c in host):
+            message = f"{url!r} has an unusable host name"
+            raise ValueError(message)
+        return cls(host, parts.port or 80)
+
+    @property
+    def authority(self) -> str:
+        """The value of the Host header."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class UpstreamSettings(Struct, frozen=True, kw_only=True):
+    """Deadlines and bounds towards replicas.
+
+    ``pool_idle_s`` must stay below the replicas' own keep-alive timeout (uvicorn: 5 s).
+    """
+
+    connect_timeout_s: float = 1.0
+    first_byte_timeout_s: float = 300.0
+    chunk_idle_timeout_s: float = 120.0
+    write_stall_timeout_s: float = 60.0
+    pool_idle_s: float = 3.0
+    head_limit_bytes: int = 64 * 1024
+
+
+class UpstreamPool:
+    """Idle connections per endpoint, newest first; any number may be open."""
+
+    def __init__(
+        self, settings: UpstreamSettings, wall_clock_s: Callable[[], float] = time.time
+    ) -> None:
+        self.settings = settings
+        self.wall_clock_s = wall_clock_s
+        self._idle: dict[Endpoint, dict[UpstreamConnection, float]] = {}
+        self._open: set[UpstreamConnection] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._emptied = asyncio.Event()
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that exist, idle or in use."""
+        return len(self._open)
+
+    @property
+    def idle_connections(self) -> int:
+        """Connections that wait for a request."""
+        return sum(map(len, self._idle.values()))
+
+    def take(self, endpoint: Endpoint) -> UpstreamConnection | None:
+        """Return the idle connection that was used last, or None."""
+        idle = self._idle.get(endpoint)
+        if not idle:
+            return None
+        connection, since_s = idle.popitem()
+        if asyncio.get_running_loop().time() - since_s < self.settings.pool_idle_s:
+            return connection
+        connection.discard()  # the others are older still; the sweeper finds them
+        return None
+
+    async def connect(self, endpoint: Endpoint) -> UpstreamConnection:
+        """Return a fresh connection; raises ReplicaUnreachableError."""
+        connection = UpstreamConnection(self, endpoint)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.settings.connect_timeout_s):
+                await loop.create_connection(lambda: connection, endpoint.host, endpoint.port)
+        except (OSError, UnicodeError) as error:
+            connection.discard()
+            why = "timed out" if isinstance(error, TimeoutError) else "failed"
+            message = f"the connection to the replica {why}"
+            raise ReplicaUnreachableError(message) from error
+        except asyncio.CancelledError:
+            connection.discard()
+            raise
+        if self._is_closed:
+            connection.discard()
+            message = "the router is stopping"
+            raise ReplicaUnreachableError(message)
+        return connection
+
+    def put(self, connection: UpstreamConnection) -> None:
+        """Keep a connection whose response is complete for the next request."""
+        if self._is_closed:
+            connection.discard()
+            return
+        loop = asyncio.get_running_loop()
+        self._idle.setdefault(connection.endpoint, {})[connection] = loop.time()
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(self.settings.pool_idle_s, self._sweep)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        limit_s = loop.time() - self.settings.pool_idle_s
+        oldest_s: float | None = None
+        for endpoint, idle in list(self._idle.items()):
+            for connection in [c for c, since_s in idle.items() if since_s <= limit_s]:
+                connection.discard()
+            if not idle:
+                self._idle.pop(endpoint, None)
+                continue
+            first_s = next(iter(idle.values()))
+            oldest_s = first_s if oldest_s is None else min(oldest_s, first_s)
+        self._sweeper = None
+        if oldest_s is not None:
+            self._sweeper = loop.call_at(oldest_s + self.settings.pool_idle_s, self._sweep)
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        """Count a connection that was made."""
+        self._open.add(connection)
+
+    def closed(self, connection: UpstreamConnection) -> None:
+        """Forget a connection that is gone."""
+        self._open.discard(connection)
+        self.withdraw(connection)
+        if self._is_closed and not self._open:
+            self._emptied.set()
+
+    def withdraw(self, connection: UpstreamConnection) -> None:
+        """Offer the connection to nobody any more."""
+        idle = self._idle.get(connection.endpoint)
+        if idle is not None:
+            idle.pop(connection, None)
+
+    async def close(self) -> None:
+        """Close every connection, also those in use."""
+        self._is_closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for connection in list(self._open):
+            connection.discard()
+        if self._open:
+            await self._emptied.wait()
+
+
+class _Fetch:
+    """The sink of a small GET."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.head: ReplyHead | None = None
+        self.body = bytearray()
+        self.error: ReplicaError | None = None
+
+    def on_reply(self, head: ReplyHead, data: bytes) -> None:
+        self.head = head
+        self.on_body(data)
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+        if len(self.body) > FETCH_LIMIT_BYTES:
+            self.on_failure(ReplicaProtocolError("the replica sent too large a body"))
+
+    def on_end(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def on_failure(self, error: ReplicaError) -> None:
+        self.error = self.error or error
+        self.on_end()
+
+
+async def fetch(
+    endpoint: Endpoint, target: str, pool: UpstreamPool, timeout_s: float
+) -> tuple[int, RawHeaders, bytes]:
+    """GET a small resource of a replica: status, headers, body. Raises ReplicaError."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            try:
+                return await _fetch_on(pool.take(endpoint), endpoint, target, pool)
+            except StaleConnectionError:
+                return await _fetch_on(None, endpoint, target, pool)
+    except TimeoutError:
+        message = f"the replica did not answer in {timeout_s:g} s"
+        raise ReplicaTimeoutError(message) from None
+
+
+async def _fetch_on(
+    pooled: UpstreamConnection | None, endpoint: Endpoint, target: str, pool: UpstreamPool
+) -> tuple[int, RawHeaders, bytes]:
+    connection = pooled or await pool.connect(endpoint)
+    sink = _Fetch()
+    head = request_head(
+        "GET", target, (), host=endpoint.authority, body_bytes=0, request_id=None, peer=None
+    )
+    try:
+        connection.send(sink, "GET", head, b"")
+        await sink.done
+    finally:
+        connection.abandon(sink)
+    if sink.error is not None or sink.head is None:
+        raise sink.error or ReplicaProtocolError("the replica sent no head")
+    return sink.head.status, sink.head.headers, bytes(sink.body)

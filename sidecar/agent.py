@@ -1,0 +1,390 @@
+"""The sidecar process: registers one replica and keeps the shared state true about it.
+
+Three tasks run beside each other. *Follow* reads the engine's events and folds them. *Watch* asks
+for health and load. The announcer writes. They meet in ``SidecarAgent``, which decides when the
+engine began a new life: everything announced before is then void, and the next generation starts.
+
+An engine whose health checks fail is deregistered (its cache may be gone, and routers must not
+wait for it); folding goes on, so that an engine that was only slow comes back with all its blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import random
+import secrets
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import uvloop
+import zmq
+
+from sidecar.announce import Announcer, FencedError
+from sidecar.event import MalformedError, decode_batch
+from sidecar.fold import PageFolder, PageSizeError
+from sidecar.profile import SettingsError, SidecarSettings, discover, replica_name, with_page
+from sidecar.scrape import EngineClient, EngineError, EngineMetrics
+from sidecar.subscriber import EventSubscriber, Reset, ResetReason
+from state.client import RedisSettings, command_client
+from state.model import Generation, ReplicaRecord
+from state.redis_writer import RedisWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sidecar.profile import EngineProfile
+    from sidecar.sequence import Batch
+    from state.model import ReplicaId
+    from state.store import ReplicaWriter
+
+EXIT_CONFIG: Final = 2
+EXIT_FENCED: Final = 3
+_STARTUP_POLL_S: Final = 0.25
+_DRAIN_POLL_S: Final = 0.2
+_IDLE_POLLS: Final = 2
+_FINISH_TIMEOUT_S: Final = 2.0
+_SOCKET_RETRY_S: Final = 5.0
+_MAX_PAGE_CHANGES: Final = 3
+_LOG = logging.getLogger("warmroute.sidecar")
+
+
+class SidecarAgent:
+    """One engine, one replica, one run."""
+
+    def __init__(
+        self, settings: SidecarSettings, client: EngineClient, announcer: Announcer
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._announcer = announcer
+        self._replica: ReplicaId = replica_name(settings, client)
+        self._sidecar = secrets.token_hex(8)
+        self._profile: EngineProfile | None = None
+        self._folder: PageFolder | None = None
+        self._subscriber: EventSubscriber | None = None
+        self._failed_checks = 0
+        self._page_changes = 0
+        self._is_awaiting_reset = False
+        self._must_discover = False
+        self._source_changed = asyncio.Event()
+        self.malformed_events = 0
+        self.unknown_events = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop``, then drain and deregister; raises FencedError."""
+        profile = await self._await_engine(stop)
+        if profile is None:
+            return
+        if profile.source is None:
+            self._begin_life(profile)
+        self._profile = profile
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                background = [
+                    tasks.create_task(self._announcer.run()),
+                    tasks.create_task(self._follow()),
+                    tasks.create_task(self._watch()),
+                ]
+                await stop.wait()
+                await self._drain()
+                for task in background:
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            expected = group.subgroup((FencedError, SettingsError))
+            if expected is None:
+                raise
+            raise expected.exceptions[0] from None
+
+    async def _await_engine(self, stop: asyncio.Event) -> EngineProfile | None:
+        """Return the engine's profile once it serves a model; None when stopped before."""
+        is_told = False
+        while not stop.is_set():
+            try:
+                return await discover(self._settings, self._client)
+            except EngineError as error:
+                if not is_told:
+                    _LOG.info("waiting for the engine: replica=%s %s", self._replica, error)
+                    is_told = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STARTUP_POLL_S):
+                    await stop.wait()
+        return None
+
+    def _begin_life(self, profile: EngineProfile) -> None:
+        """Start from an empty cache under a new generation."""
+        self._profile = profile
+        self._folder = PageFolder(
+            profile.identity,
+            profile.page_tokens,
+            seed=self._settings.chain_seed,
+            capacity_pages=profile.capacity_pages,
+        )
+        self._announce()
+
+    def _announce(self) -> None:
+        """Announce the folder under a new generation, unless the engine is down."""
+        profile, folder = self._profile, self._folder
+        if profile is None or folder is None or self._is_down():
+            return
+        record = ReplicaRecord(
+            replica=self._replica,
+            endpoint=self._settings.advertise or self._client.endpoint,
+            generation=Generation(""),
+            identity=profile.identity,
+            has_events=profile.source is not None,
+            page_tokens=profile.page_tokens,
+            sidecar=self._sidecar,
+            capacity_pages=profile.capacity_pages,
+        )
+        self._announcer.renew(record, folder)
+
+    def _is_down(self) -> bool:
+        return self._failed_checks >= self._settings.failed_checks
+
+    async def _follow(self) -> None:
+        """Read and fold events for as long as the engine publishes any."""
+        while True:
+            source = self._profile.source if self._profile is not None else None
+            self._source_changed.clear()
+            self._is_awaiting_reset = self._is_awaiting_reset and source is not None
+            if source is None:
+                _LOG.warning("no events to follow: replica=%s is known by load", self._replica)
+                await self._source_changed.wait()
+                continue
+            self._subscriber = EventSubscriber(source)
+            reading = asyncio.create_task(self._read(self._subscriber))
+            changed = asyncio.create_task(self._source_changed.wait())
+            try:
+                await asyncio.wait({reading, changed}, return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    reading.result()
+            except zmq.ZMQError as error:
+                _LOG.warning("event socket failed: replica=%s %s", self._replica, error)
+                if self._folder is None and self._profile is not None:
+                    self._begin_life(self._profile)
+                await asyncio.sleep(_SOCKET_RETRY_S)
+            finally:
+                self._subscriber = None
+                for task in (reading, changed):
+                    task.cancel()
+                await asyncio.gather(reading, changed, return_exceptions=True)
+
+    async def _read(self, subscriber: EventSubscriber) -> None:
+        async for delivery in subscriber.deliveries():
+            if isinstance(delivery, Reset):
+                self._reset(delivery)
+            elif not self._is_awaiting_reset:
+                self._fold(delivery)
+            await asyncio.sleep(0)  # a long replay must not hold up the heartbeats
+
+    def _reset(self, reset: Reset) -> None:
+        if reset.reason is ResetReason.RESTARTED:
+            self._must_discover = True
+        if self._is_awaiting_reset:
+            self._is_awaiting_reset = False  # the new life began before the replay was asked for
+        elif self._profile is not None:
+            if reset.reason is not ResetReason.CONNECTED:
+                _LOG.info("new generation: replica=%s reason=%s", self._replica, reset.reason)
+            self._begin_life(self._profile)
+
+    def _begin_again(self, profile: EngineProfile) -> None:
+        """Void everything at once, then learn again what the engine holds."""
+        self._begin_life(profile)
+        if self._subscriber is not None:
+            self._is_awaiting_reset = True
+            self._subscriber.resync()
+
+    def _fold(self, batch: Batch) -> None:
+        folder = self._folder
+        if folder is None:
+            return
+        try:
+            decoded = decode_batch(batch.payload)
+        except MalformedError:
+            self.malformed_events += 1
+            return
+        if decoded.malformed_events and not self.malformed_events:
+            _LOG.warning("events that no known engine sends: replica=%s", self._replica)
+        self.malformed_events += decoded.malformed_events
+        self.unknown_events += decoded.unknown_events
+        try:
+            self._announcer.add(folder.apply(decoded.events))
+        except PageSizeError as error:
+            self._change_page_size(error.page_tokens)
+
+    def _change_page_size(self, page_tokens: int) -> None:
+        """Believe the events, but not an engine that keeps changing its mind."""
+        profile = self._profile
+        if profile is None:
+            return
+        self._page_changes += 1
+        changed = with_page(profile, page_tokens, self._settings)
+        does_fit = changed.identity.block_tokens % page_tokens == 0
+        if does_fit and self._page_changes <= _MAX_PAGE_CHANGES:
+            _LOG.warning("page size is %d: replica=%s", page_tokens, self._replica)
+            self._begin_again(changed)
+            return
+        _LOG.error(
+            "pages of %d tokens do not fit blocks of %d: replica=%s is known by load only",
+            page_tokens,
+            profile.identity.block_tokens,
+            self._replica,
+        )
+        self._is_awaiting_reset = True  # until the engine begins another life
+        self._begin_life(profile)
+
+    async def _watch(self) -> None:
+        """Ask for health and load, each ``scrape_interval_s``."""
+        while True:
+            if await self._client.is_healthy():
+                await self._pass_check()
+            else:
+                self._fail_check()
+            await asyncio.sleep(self._settings.scrape_interval_s)
+
+    async def _pass_check(self) -> None:
+        metrics = await self._metrics()
+        self._announcer.report(metrics.load if metrics else None)
+        was_down, self._failed_checks = self._is_down(), 0
+        started_at_s = metrics.started_at_s if metrics else None
+        if was_down or self._must_discover or self._is_new_process(started_at_s):
+            await self._rediscover(is_back=was_down)
+
+    def _fail_check(self) -> None:
+        self._announcer.report(None)
+        self._failed_checks += 1
+        if self._failed_checks == self._settings.failed_checks:
+            _LOG.warning("engine is down, deregistering: replica=%s", self._replica)
+            self._announcer.withdraw()
+
+    def _is_new_process(self, started_at_s: float | None) -> bool:
+        known_s = self._profile.started_at_s if self._profile is not None else None
+        return None not in (known_s, started_at_s) and known_s != started_at_s
+
+    async def _rediscover(self, *, is_back: bool) -> None:
+        """Learn what the engine is now; a new life of it begins empty."""
+        known = self._profile
+        try:
+            found = await discover(self._settings, self._client)
+        except EngineError:
+            if is_back:
+                self._failed_checks = self._settings.failed_checks
+            return
+        is_told = self._must_discover  # the events showed the restart, and its new life began
+        self._must_discover = False
+        if known is not None and (found == known or (is_told and _is_same_shape(found, known))):
+            self._profile = found
+            if is_back:
+                self._announce()
+            return
+        self._page_changes = 0
+        self._begin_again(found)
+        if known is None or found.source != known.source:
+            self._source_changed.set()
+
+    async def _metrics(self) -> EngineMetrics | None:
+        try:
+            return await self._client.metrics()
+        except EngineError:
+            return None
+
+    async def _drain(self) -> None:
+        """Let running requests end, then take the replica off."""
+        self._announcer.drain()
+        idle_polls = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_grace_s):
+                while idle_polls < _IDLE_POLLS:
+                    await asyncio.sleep(_DRAIN_POLL_S)
+                    metrics = await self._metrics()
+                    load = metrics.load if metrics else None
+                    is_idle = load is not None and load.running == 0 and load.queued == 0
+                    idle_polls = idle_polls + 1 if is_idle else 0
+        is_gone = await self._announcer.finish(_FINISH_TIMEOUT_S)
+        _LOG.info("stopped: replica=%s deregistered=%s", self._replica, is_gone)
+
+
+def _is_same_shape(found: EngineProfile, known: EngineProfile) -> bool:
+    return msgspec.structs.replace(found, started_at_s=known.started_at_s) == known
+
+
+async def run_agent(
+    settings: SidecarSettings,
+    writer: ReplicaWriter,
+    *,
+    stop: asyncio.Event,
+    clock: Callable[[], float] = time.monotonic,
+    rng: random.Random | None = None,
+    on_ready: Callable[[ReplicaRecord], None] | None = None,
+) -> None:
+    """Run one sidecar until ``stop``; raises FencedError and SettingsError."""
+    try:
+        engine = EngineClient(settings.engine, api_key=settings.api_key)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    announcer = Announcer(
+        writer,
+        clock=clock,
+        rng=rng or random.SystemRandom(),
+        heartbeat_interval_s=settings.heartbeat_interval_s,
+        flush_interval_s=settings.flush_interval_s,
+        on_registered=on_ready,
+    )
+    async with engine as client:
+        await SidecarAgent(settings, client, announcer).run(stop)
+
+
+async def run_sidecar_process(settings: SidecarSettings) -> int:
+    """Run until SIGTERM or SIGINT; prints one ready line; returns the exit code."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    is_told = False
+
+    def tell_ready(record: ReplicaRecord) -> None:
+        nonlocal is_told
+        if not is_told:
+            sys.stdout.write(f"ready {record.replica}\n")
+            sys.stdout.flush()
+            is_told = True
+
+    try:
+        redis = command_client(RedisSettings(url=settings.redis or ""))
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    rng = random.SystemRandom()
+    writer = RedisWriter(redis, clock=time.monotonic, rng=rng)
+    try:
+        await run_agent(settings, writer, stop=stop, rng=rng, on_ready=tell_ready)
+    except FencedError as error:
+        _LOG.error("fenced: %s; stopping", error)
+        return EXIT_FENCED
+    finally:
+        await redis.aclose()
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a sidecar from ``--json SETTINGS``; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m sidecar.agent")
+    parser.add_argument("--json", required=True, help="SidecarSettings as JSON")
+    given = parser.parse_args(arguments).json
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        settings = msgspec.json.decode(given, type=SidecarSettings)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(run_sidecar_process(settings))
+    except (msgspec.DecodeError, SettingsError) as error:
+        sys.stderr.write(f"wrong settings: {error}\n")
+        return EXIT_CONFIG
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""What a sidecar is told, and what it finds out by itself about its engine."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from sidecar.scrape import EngineClient, EngineError, EngineMetrics
+from sidecar.subscriber import EventSource
+from state.model import NAME_PATTERN, ModelIdentity, ReplicaId
+from state.prefix import block_tokens_for
+
+ASSUMED_PAGE_TOKENS: Final = 16
+_UNLOADED_MODELS: Final = frozenset({"", "unknown"})
+
+_Seconds = Annotated[float, Meta(gt=0)]
+_Tokens = Annotated[int, Meta(ge=1)]
+
+
+class SettingsError(ValueError):
+    """The settings are wrong, or do not fit the engine."""
+
+
+class SidecarSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One sidecar's configuration. None means: ask the engine.
+
+    ``engine`` is ``http://host:port``; ``advertise`` is what routers dial, the same by default.
+    ``events`` and ``replay`` are ZMQ endpoints. ``block_tokens`` is a multiple of the page.
+    """
+
+    engine: str
+    redis: str | None = None
+    replica: str | None = None
+    advertise: str | None = None
+    api_key: str | None = None
+    model: str | None = None
+    weights_revision: str = ""
+    tokenizer: str = ""
+    kv_parameters: str = ""
+    page_tokens: _Tokens | None = None
+    block_tokens: _Tokens | None = None
+    capacity_pages: _Tokens | None = None
+    events: str | None = None
+    replay: str | None = None
+    chain_seed: Annotated[int, Meta(ge=0)] = 0
+    heartbeat_interval_s: _Seconds = 1.0
+    scrape_interval_s: _Seconds = 1.0
+    flush_interval_s: _Seconds = 0.01
+    drain_grace_s: Annotated[float, Meta(ge=0)] = 5.0
+    failed_checks: Annotated[int, Meta(ge=1)] = 3
+
+    def __repr__(self) -> str:
+        """Leave out what may hold secrets."""
+        return f"SidecarSettings(engine=..., replica={self.replica!r})"
+
+
+class EngineProfile(Struct, frozen=True, kw_only=True):
+    """What one life of an engine is; ``source`` is None where it publishes no usable events."""
+
+    identity: ModelIdentity
+    page_tokens: int
+    capacity_pages: int | None = None
+    started_at_s: float | None = None
+    source: EventSource | None = None
+
+
+def replica_name(settings: SidecarSettings, client: EngineClient) -> ReplicaId:
+    """Return the replica's name; raises SettingsError for one that cannot be a key."""
+    name = settings.replica or client.address
+    if not re.fullmatch(NAME_PATTERN, name):
+        message = f"replica: {name!r} does not match {NAME_PATTERN}"
+        raise SettingsError(message)
+    return ReplicaId(name)
+
+
+async def discover(settings: SidecarSettings, client: EngineClient) -> EngineProfile:
+    """Ask a healthy engine what it is; raises EngineError while it cannot serve yet.
+
+    SettingsError when the configured blocks are no whole number of its pages.
+    """
+    if not await client.is_healthy():
+        message = "/health does not answer 200"
+        raise EngineError(message)
+    model = settings.model or await _served_model(client)
+    try:
+        metrics = await client.metrics()
+    except EngineError:
+        metrics = EngineMetrics()
+    page_tokens = settings.page_tokens or metrics.page_tokens or ASSUMED_PAGE_TOKENS
+    if (settings.block_tokens or page_tokens) % page_tokens:
+        message = f"block_tokens: {settings.block_tokens} is no multiple of {page_tokens}"
+        raise SettingsError(message)
+    identity = ModelIdentity(
+        model=model,
+        weights_revision=settings.weights_revision,
+        tokenizer=settings.tokenizer,
+        kv_parameters=settings.kv_parameters,
+        block_tokens=settings.block_tokens or block_tokens_for(page_tokens),
+    )
+    return EngineProfile(
+        identity=identity,
+        page_tokens=page_tokens,
+        capacity_pages=settings.capacity_pages or metrics.capacity_pages,
+        started_at_s=metrics.started_at_s,
+        source=await _event_source(settings, client),
+    )
+
+
+def with_page(profile: EngineProfile, page_tokens: int, settings: SidecarSettings) -> EngineProfile:
+    """Return ``profile`` for an engine whose events show another page size."""
+    block_tokens = settings.block_tokens or block_tokens_for(page_tokens)
+    return msgspec.structs.replace(
+        profile,
+        page_tokens=page_tokens,
+        identity=msgspec.structs.replace(profile.identity, block_tokens=block_tokens),
+    )
+
+
+async def _served_model(client: EngineClient) -> str:
+    """Return the base model; an engine lists itself before it knows what it serves."""
+    for card in await client.models():
+        if card.parent is None and card.id.lower() not in _UNLOADED_MODELS:
+            return card.id
+    message = "/v1/models names no model yet"
+    raise EngineError(message)
+
+
+async def _event_source(settings: SidecarSettings, client: EngineClient) -> EventSource | None:
+    """Return the one publisher to follow; None when there is none, or one per rank.
+
+    Ranks have caches of their own behind one address: a block that one of them holds is no
+    promise of the replica.
+    """
+    if settings.events is not None:
+        return EventSource(events=settings.events, replay=settings.replay)
+    try:
+        sources = await client.event_sources()
+    except EngineError:
+        return None
+    return sources[0] if len(sources) == 1 else None

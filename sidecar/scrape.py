@@ -1,0 +1,231 @@
+"""Asks one engine about itself over HTTP: health, models, load, cache shape, event endpoints.
+
+Everything that comes back is untrusted: bodies are bounded, redirects are refused, and what cannot
+be read is None.
+"""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, Self
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from sidecar.subscriber import EventSource
+from state.model import ReplicaLoad
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+MAX_BODY_BYTES: Final = 4 << 20
+REQUEST_TIMEOUT_S: Final = 2.0
+_RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
+_QUEUED: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+_KV_USED: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
+_CACHE_CONFIG: Final = "vllm:cache_config_info"
+_START_TIME: Final = "process_start_time_seconds"
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ANY_HOSTS: Final = frozenset({"*", "0.0.0.0", "::", "[::]"})  # noqa: S104 - compared, not bound
+
+
+class EngineMetrics(Struct, frozen=True, kw_only=True):
+    """What ``/metrics`` tells; None where it does not. ``started_at_s`` is Unix time."""
+
+    load: ReplicaLoad = ReplicaLoad()
+    page_tokens: int | None = None
+    capacity_pages: int | None = None
+    started_at_s: float | None = None
+
+
+class ModelCard(Struct, frozen=True):
+    """One entry of ``/v1/models``; an adapter names its base model as ``parent``."""
+
+    id: str
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _ModelList(Struct, frozen=True):
+    data: list[ModelCard]
+
+
+class _Publisher(Struct, frozen=True):
+    endpoint: str
+    replay_endpoint: str | None = None
+
+
+class EngineError(Exception):
+    """The engine did not give a usable answer."""
+
+
+def parse_metrics(text: str) -> EngineMetrics:
+    """Return the needed numbers of a Prometheus text; counts are summed over data-parallel ranks.
+
+    A scrape has 60 KB of lines that do not matter here, so only lines of wanted names are taken
+    apart.
+    """
+    samples: dict[str, list[tuple[str, float]]] = {}
+    wanted = frozenset((*_RUNNING, *_QUEUED, *_KV_USED, _CACHE_CONFIG, _START_TIME))
+    for name, labels, value in _samples(text, wanted):
+        samples.setdefault(name, []).append((labels, value))
+    used = _values(samples, _KV_USED)
+    config = dict(_LABEL.findall(samples[_CACHE_CONFIG][0][0])) if _CACHE_CONFIG in samples else {}
+    started = _values(samples, (_START_TIME,))
+    return EngineMetrics(
+        load=ReplicaLoad(
+            running=_total(_values(samples, _RUNNING)),
+            queued=_total(_values(samples, _QUEUED)),
+            kv_used_fraction=sum(used) / len(used) if used else None,
+        ),
+        page_tokens=_positive(config, "block_size"),
+        capacity_pages=_positive(config, "num_gpu_blocks"),
+        started_at_s=started[0] if started else None,
+    )
+
+
+def _samples(text: str, wanted: frozenset[str]) -> Iterator[tuple[str, str, float]]:
+    for line in text.splitlines():
+        name = line.partition("{")[0] if "{" in line else line.partition(" ")[0]
+        if name not in wanted:
+            continue
+        labels, _, value = line[len(name) :].rpartition(" ")
+        try:
+            yield name, labels, float(value)
+        except ValueError:
+            continue
+
+
+def _values(samples: Mapping[str, list[tuple[str, float]]], names: tuple[str, ...]) -> list[float]:
+    for name in names:
+        if name in samples:
+            return [value for _, value in samples[name] if 0 <= value < float("inf")]
+    return []
+
+
+def _total(values: list[float]) -> int | None:
+    return int(sum(values)) if values else None
+
+
+def _positive(config: Mapping[str, str], name: str) -> int | None:
+    value = config.get(name, "")
+    return int(value) if value.isascii() and value.isdigit() and int(value) > 0 else None
+
+
+def reachable_endpoint(endpoint: str, engine_host: str) -> str | None:
+    """Return ``endpoint`` as a sidecar can dial it, None for a transport that it cannot use.
+
+    Engines tell the address that they bound, often a wildcard.
+    """
+    if endpoint.startswith("ipc://"):
+        return endpoint
+    scheme, _, address = endpoint.partition("://")
+    host, _, port = address.rpartition(":")
+    if scheme != "tcp" or not port.isdigit() or not host:
+        return None
+    if host in _ANY_HOSTS:
+        host = f"[{engine_host}]" if ":" in engine_host else engine_host
+    return f"tcp://{host}:{port}"
+
+
+class EngineClient:
+    """HTTP client of one engine; an async context manager."""
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            message = "engine: expected http://host:port"
+            raise ValueError(message)
+        self.host = parts.hostname
+        self.endpoint = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        self.address = parts.netloc.rpartition("@")[2]
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            timeout=self._timeout, headers=self._headers, trust_env=False
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def is_healthy(self) -> bool:
+        """Return whether ``/health`` answers 200 in time."""
+        try:
+            await self._get("/health")
+        except EngineError:
+            return False
+        return True
+
+    async def metrics(self) -> EngineMetrics:
+        """Return the engine's numbers; raises EngineError."""
+        body = await self._get("/metrics")
+        return parse_metrics(body.decode("utf-8", "replace"))
+
+    async def models(self) -> list[ModelCard]:
+        """Return the served models; raises EngineError."""
+        try:
+            return msgspec.json.decode(await self._get("/v1/models"), type=_ModelList).data
+        except msgspec.DecodeError as error:
+            message = "/v1/models: not a model list"
+            raise EngineError(message) from error
+
+    async def event_sources(self) -> tuple[EventSource, ...]:
+        """Return where each data-parallel rank publishes; raises EngineError."""
+        try:
+            raw = msgspec.json.decode(
+                await self._get("/kv_event_sources"), type=dict[str, _Publisher | None]
+            )
+        except msgspec.DecodeError as error:
+            message = "/kv_event_sources: not a map of publishers"
+            raise EngineError(message) from error
+        sources = []
+        for publisher in raw.values():
+            if publisher is None:
+                continue
+            events = reachable_endpoint(publisher.endpoint, self.host)
+            if events is None:
+                continue
+            replay = publisher.replay_endpoint
+            sources.append(
+                EventSource(
+                    events=events,
+                    replay=reachable_endpoint(replay, self.host) if replay else None,
+                )
+            )
+        return tuple(sources)
+
+    async def _get(self, path: str) -> bytes:
+        if self._session is None:
+            message = "the client is not open"
+            raise RuntimeError(message)
+        try:
+            async with self._session.get(self.endpoint + path, allow_redirects=False) as response:
+                if response.status != HTTPStatus.OK:
+                    message = f"{path}: status {response.status}"
+                    raise EngineError(message)
+                body = bytearray()
+                async for chunk in response.content.iter_chunked(1 << 16):
+                    body += chunk
+                    if len(body) > MAX_BODY_BYTES:
+                        message = f"{path}: more than {MAX_BODY_BYTES} bytes"
+                        raise EngineError(message)
+                return bytes(body)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            message = f"{path}: {type(error).__name__}"
+            raise EngineError(message) from error

@@ -1,0 +1,201 @@
+"""The bundled worker: one engine process with a paged KV cache on a calibrated clock.
+
+``python -m sidecar.worker --json '{"port": 8000}'`` runs one and prints where it listens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import uvloop
+import zmq
+from aiohttp import web
+
+from prompt.codec import load_codec
+from prompt.model import CodecLoadError
+from sidecar.cache import PagedCache
+from sidecar.clock import preset_cost
+from sidecar.engine import Engine, EngineOptions
+from sidecar.handler import WorkerHandlers
+from sidecar.publisher import KEPT_BATCHES, SEND_HIGH_WATER_MARK, EventFormat, EventPublisher
+from sidecar.runner import Lexicon
+from sidecar.scheduler import Scheduler, SchedulerLimits
+from sidecar.setting import WorkerAddress, WorkerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sidecar.cache import PageChange
+
+_BACKLOG: Final = 1024
+_CLOSING_S: Final = 2.0
+
+
+async def serve_worker(
+    settings: WorkerSettings, ready: Callable[[WorkerAddress], None] | None = None
+) -> None:
+    """Serve until cancelled; then finish open requests for the grace period and return.
+
+    Raises OSError or zmq.ZMQError where an address is taken and CodecLoadError for a bad tokenizer.
+    """
+    codec = await asyncio.to_thread(load_codec, _directory(settings.tokenizer))
+    listener = _listener(settings.host, settings.port)
+    http = _http_address(settings.host, listener.getsockname()[1])
+    topic = f"kv@{http.removeprefix('http://')}@{settings.model}"
+    publisher = EventPublisher(_event_format(settings), topic)
+    try:
+        events, replay = publisher.bind(settings.events_endpoint, settings.replay_endpoint)
+        address = WorkerAddress(http, events, replay)
+        engine = _engine(settings, Lexicon(codec), publisher)
+        sources = _event_sources(address, topic)
+        app = WorkerHandlers(settings, engine, codec, sources).app()
+        app.on_shutdown.append(lambda _: _drain(engine, settings.shutdown_grace_s))
+        runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING_S
+        )
+        await runner.setup()
+        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+        if ready is not None:
+            ready(address)
+        await _supervise(engine, publisher, runner)
+    finally:
+        listener.close()
+        publisher.close()
+
+
+async def _supervise(engine: Engine, publisher: EventPublisher, runner: web.AppRunner) -> None:
+    """Run the background tasks; end all when one fails or this task is cancelled."""
+    tasks = [
+        asyncio.create_task(engine.run(), name="engine"),
+        asyncio.create_task(publisher.serve_replay(), name="replay"),
+    ]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        engine.halt()
+        for task in done:
+            task.result()
+    finally:
+        await runner.cleanup()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _drain(engine: Engine, grace_s: float) -> None:
+    """Let open requests finish for ``grace_s``, then end those that are left."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(engine.drained(), grace_s)
+    engine.halt()
+
+
+def _engine(settings: WorkerSettings, lexicon: Lexicon, publisher: EventPublisher) -> Engine:
+    limits = SchedulerLimits(
+        max_sequences=settings.max_num_seqs,
+        max_step_tokens=settings.max_num_batched_tokens,
+        max_sequence_tokens=settings.context_tokens,
+    )
+    cache = PagedCache(settings.pages, settings.page_tokens, settings.seed % 2**64)
+    options = EngineOptions(
+        model=settings.model,
+        cost=preset_cost(settings.preset),
+        speed_up=settings.speed_up,
+        seed=settings.seed,
+    )
+
+    def publish(changes: list[PageChange]) -> None:
+        publisher.publish(changes, time.time())
+
+    return Engine(Scheduler(cache, limits), lexicon, options, publish, time.monotonic)
+
+
+def _event_format(settings: WorkerSettings) -> EventFormat:
+    return EventFormat(
+        page_tokens=settings.page_tokens,
+        hashes=settings.event_hashes,
+        encoding=settings.event_encoding,
+    )
+
+
+def _event_sources(address: WorkerAddress, topic: str) -> dict[str, Any]:
+    return {
+        "0": {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": address.events,
+            "replay_endpoint": address.replay,
+            "buffer_steps": KEPT_BATCHES,
+            "hwm": SEND_HIGH_WATER_MARK,
+            "max_queue_size": SEND_HIGH_WATER_MARK,
+            "topic": topic,
+        }
+    }
+
+
+def _directory(path: str | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def _http_address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class WorkerStartError(Exception):
+    """An address is taken or cannot be used."""
+
+
+async def run_worker_process(settings: WorkerSettings) -> None:
+    """Serve until SIGTERM or SIGINT; prints one ready line on standard output.
+
+    Raises WorkerStartError, and CodecLoadError for a bad tokenizer.
+    """
+    serving = asyncio.create_task(serve_worker(settings, _print_ready))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, serving.cancel)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        if not serving.cancelled():
+            raise
+    except (OSError, zmq.ZMQError) as error:
+        raise WorkerStartError(str(error)) from error
+
+
+def _print_ready(address: WorkerAddress) -> None:
+    line = f"ready {address.http} events {address.events} replay {address.replay}\n"
+    sys.stdout.write(line)
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run a worker from JSON settings; status 2 where they or an address cannot be used."""
+    parser = argparse.ArgumentParser(description="Run one bundled worker.")
+    parser.add_argument("--json", default="{}", help="WorkerSettings as a JSON object")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    try:
+        settings = msgspec.json.decode(arguments.json, type=WorkerSettings)
+        uvloop.run(run_worker_process(settings))
+    except (msgspec.DecodeError, CodecLoadError, WorkerStartError) as error:
+        sys.stderr.write(f"worker: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,382 @@
+"""A router's in-process copy of the shared state: reads are local, all I/O is in the background.
+
+Four loops keep it: the registry is polled, replicas new to it are snapshot, change streams are
+tailed on a connection of their own, and leases are exchanged with the other routers. A slow, frozen
+or absent server costs a caller nothing: the copy ages, and says so. The registry loop is the first
+to try again after a failure, with full-jitter backoff; the others wait until it gets through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
+
+from msgspec import Struct
+
+from state.client import STORE_ERRORS, blocking_client, command_client, redact, run_command
+from state.lease import sum_leases
+from state.mirror_sync import Follower
+from state.model import ReplicaId, Rung
+from state.registry import Registry
+from state.residency import BLOCK_BYTES_ESTIMATE, Residency
+from state.rhythm import Backoff, Beat, Signal
+from state.schema import (
+    LEASES,
+    REPLICA_INDEX,
+    ROUTER_INDEX,
+    STREAM_START,
+    ReplicaKeys,
+    decode_leases,
+    encode_leases,
+    is_name,
+)
+from state.script import Script, run_scripts
+from state.timing import MirrorTiming, StoreTiming
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from random import Random
+
+    from redis.asyncio import Redis
+
+    from state.client import Argument, RedisSettings
+    from state.model import (
+        BlockId,
+        Generation,
+        LeaseTotals,
+        Overlap,
+        ReplicaState,
+        RouterId,
+    )
+    from state.registry import Row
+
+_log = logging.getLogger(__name__)
+
+_POLL_CHUNK = 64
+_READ_ENTRIES = 64
+_SWEEP_BLOCKS = 4096
+
+
+class Holding(Struct, frozen=True, kw_only=True):
+    """What the mirror knows of one replica's cache, and the process memory that takes."""
+
+    blocks: int
+    bytes_estimate: int
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """Our leases and those of others."""
+
+    own: Mapping[ReplicaId, LeaseTotals]
+    foreign: Mapping[ReplicaId, LeaseTotals]
+    is_changed: bool = True
+    published_s: float = float("-inf")
+    received_s: float = float("-inf")
+
+
+class Mirror:
+    """``FleetReader`` on Redis: ``async with Mirror(...) as mirror``. No read waits."""
+
+    def __init__(
+        self,
+        settings: RedisSettings,
+        router: RouterId,
+        *,
+        clock: Callable[[], float],
+        rng: Random,
+        timing: MirrorTiming = MirrorTiming(),  # noqa: B008 - a frozen value
+        store_timing: StoreTiming = StoreTiming(),  # noqa: B008 - a frozen value
+    ) -> None:
+        self._settings = settings
+        self._router = router
+        self._clock = clock
+        self._rng = rng
+        self._timing = timing
+        self._store_timing = store_timing
+        self._residency = Residency()
+        self._registry = Registry(grace_s=timing.grace_s, load_ttl_s=store_timing.load_ttl_s)
+        self._follower = Follower(self._residency, self._on_registered, self._on_deregistered)
+        self._leases = _Exchange(own={}, foreign=MappingProxyType({}))
+        self._exchange_script = Script("exchange")
+        self._withdraw_script = Script("withdraw")
+        self._registry_beat, self._snapshot_beat = Beat(), Beat()
+        self._tail_beat, self._lease_beat = Beat(), Beat()
+        self._progress = Signal()
+        self._is_up = asyncio.Event()
+        self._has_missed_round = False
+        self._started_s = clock()
+        self._registry_ok_s: float | None = None
+        self._tail_ok_s: float | None = None
+        self._logged_rung = Rung.LOCAL
+        self._last_error = ""
+        self._malformed_values = 0
+        self.failures = 0
+        self._is_closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._client: Redis = command_client(self._settings)
+        self._tail_client: Redis = blocking_client(self._settings, self._timing.block_s)
+        loops = {
+            "registry": self._poll_registry,
+            "snapshot": self._take_snapshots,
+            "tail": self._tail_streams,
+            "lease": self._exchange_leases,
+        }
+        self._tasks = [
+            asyncio.create_task(self._supervise(name, loop), name=f"mirror-{name}")
+            for name, loop in loops.items()
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            if self._is_up.is_set():
+                call = self._withdraw_script.call([LEASES, ROUTER_INDEX], [self._router])
+                await run_scripts(self._client, [call])
+        except STORE_ERRORS:
+            _log.info("leases of %s are left to expire", self._router)
+        finally:
+            await self._tail_client.aclose()
+            await self._client.aclose()
+
+    def replicas(self) -> Mapping[ReplicaId, ReplicaState]:
+        """Return the registered replicas; the mapping is a snapshot and does not change."""
+        return self._registry.view()
+
+    def overlap(self, chain: Sequence[BlockId]) -> Mapping[ReplicaId, Overlap]:
+        """Return the leading resident run of ``chain`` per replica; absent means none."""
+        return self._residency.overlap(chain)
+
+    def publish_leases(self, totals: Mapping[ReplicaId, LeaseTotals]) -> None:
+        """Set this router's own leases; they reach the other routers in the background."""
+        self._leases.own = dict(totals)
+        self._leases.is_changed = True
+
+    def foreign_leases(self) -> Mapping[ReplicaId, LeaseTotals]:
+        """Return the leases of all other live routers, summed per replica.
+
+        Without news for as long as a lease lives, nothing is known of the others.
+        """
+        if self._clock() - self._leases.received_s > self._store_timing.lease_ttl_s:
+            return MappingProxyType({})
+        return self._leases.foreign
+
+    def freshness(self) -> tuple[Rung, float]:
+        """Return the rung and the age of the view in seconds."""
+        now_s = self._clock()
+        if self._registry_ok_s is None or self._tail_ok_s is None:
+            return Rung.LOCAL, now_s - self._started_s
+        age_s = now_s - min(self._registry_ok_s, self._tail_ok_s)
+        return (Rung.LIVE if age_s < self._timing.stale_after_s else Rung.STALE), age_s
+
+    async def settle(self, timeout_s: float) -> bool:
+        """Wait until every change stored before the call is visible; False when it is not."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._registry_beat.full_round()
+                heads = await self._stream_heads()
+                await self._progress.until(lambda: self._has_reached(heads))
+                await self._lease_beat.full_round()
+                await self._registry_beat.full_round()
+                await self._progress.until(lambda: self._has_reached(heads))
+        except STORE_ERRORS:  # TimeoutError is one of them
+            return False
+        return True
+
+    def holdings(self) -> dict[ReplicaId, Holding]:
+        """Return what is mirrored per replica."""
+        counts = {replica: self._residency.resident(replica) for replica in self.replicas()}
+        return {
+            replica: Holding(blocks=blocks, bytes_estimate=blocks * BLOCK_BYTES_ESTIMATE)
+            for replica, blocks in counts.items()
+        }
+
+    @property
+    def registry_version(self) -> int:
+        """Grows with every change of a record (not of a load)."""
+        return self._registry.version
+
+    @property
+    def snapshots(self) -> int:
+        """Snapshots begun so far."""
+        return self._follower.snapshots
+
+    @property
+    def malformed_values(self) -> int:
+        """Values of the store that were ignored because they did not decode."""
+        parts = self._registry.malformed_values + self._follower.malformed_values
+        return parts + self._malformed_values
+
+    async def _supervise(self, name: str, one_round: Callable[[], Awaitable[None]]) -> None:
+        """Repeat a loop's rounds for ever; only the registry loop goes first after a failure."""
+        backoff = Backoff(self._timing.backoff_base_s, self._timing.backoff_cap_s, self._rng)
+        last_fault = ""
+        while not self._is_closing:  # a library call may swallow the cancellation
+            if name != "registry":
+                await self._is_up.wait()
+            try:
+                await one_round()
+            except STORE_ERRORS as error:
+                self._note_failure(f"{type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not end the mirror
+                if repr(error) != last_fault:
+                    _log.exception("mirror loop %s failed", name)
+                last_fault = repr(error)
+                self._note_failure(last_fault)
+            else:
+                backoff.reset()
+                continue
+            await asyncio.sleep(backoff.next_s())
+
+    def _note_failure(self, error: str) -> None:
+        self.failures += 1
+        self._last_error = error
+        self._is_up.clear()
+        self._registry.expire_loads(self._clock())
+        self._note_rung()
+
+    def _note_rung(self) -> None:
+        """Log a change of the rung: one line each, however many commands failed."""
+        rung, age_s = self.freshness()
+        if rung is self._logged_rung:
+            return
+        level = logging.INFO if rung is Rung.LIVE else logging.WARNING
+        reason = "" if rung is Rung.LIVE else f": {self._last_error}"
+        where = redact(self._settings.url)
+        _log.log(level, "state at %s is %s, age %.1f s%s", where, rung.value, age_s, reason)
+        self._logged_rung = rung
+
+    async def _poll_registry(self) -> None:
+        self._registry_beat.begin()
+        try:
+            rows = await self._read_registry()
+        except BaseException:
+            self._has_missed_round = True
+            raise
+        now_s = self._clock()
+        last_s = self._registry_ok_s
+        if self._has_missed_round or (last_s and now_s - last_s > self._timing.stale_after_s):
+            self._registry.doubt_all(now_s)
+        self._has_missed_round = False
+        self._registry.observe(rows, now_s)
+        states = self._registry.view()
+        self._follower.expect({name: states[name].record.generation for name in states})
+        self._snapshot_beat.nudge()
+        self._residency.sweep(_SWEEP_BLOCKS)
+        self._registry_ok_s = now_s
+        self._is_up.set()
+        self._registry_beat.end()
+        self._progress.send()
+        self._note_rung()
+        await self._registry_beat.rest(self._timing.registry_interval_s)
+
+    async def _read_registry(self) -> dict[ReplicaId, Row]:
+        members = await run_command(self._client, "ZRANGE", REPLICA_INDEX, 0, -1)
+        texts = [member.decode("utf-8", "replace") for member in members]
+        names = [ReplicaId(text) for text in texts if is_name(text)]
+        self._malformed_values += len(texts) - len(names)
+        rows: dict[ReplicaId, Row] = {}
+        for start in range(0, len(names), _POLL_CHUNK):
+            chunk = names[start : start + _POLL_CHUNK]
+            pipeline = self._client.pipeline(transaction=False)
+            for name in chunk:
+                keys = ReplicaKeys(name)
+                pipeline.execute_command("HGET", keys.record, "value")
+                pipeline.execute_command("GET", keys.load)
+            values = await pipeline.execute()
+            rows |= dict(zip(chunk, zip(values[::2], values[1::2], strict=True), strict=True))
+        return rows
+
+    async def _take_snapshots(self) -> None:
+        for follow in self._follower.unsynced():
+            await self._follower.snapshot(self._client, follow)
+            self._progress.send()
+        await self._snapshot_beat.rest(self._timing.registry_interval_s)
+
+    async def _tail_streams(self) -> None:
+        follows = self._follower.tailed()
+        if not follows:
+            self._tail_ok_s = self._clock()
+            await self._tail_beat.rest(self._timing.block_s)
+            return
+        keys, positions = list(follows), [follow.position for follow in follows.values()]
+        count = max(1, _READ_ENTRIES // len(keys))
+        block_ms = max(1, round(self._timing.block_s * 1000))
+        arguments: list[Argument] = ["COUNT", count, "BLOCK", block_ms, "STREAMS", *keys, *positions]
+        reply = await run_command(self._tail_client, "XREAD", *arguments)
+        self._tail_ok_s = self._clock()
+        for key, rows in reply or ():
+            follow = follows[key]
+            await self._follower.apply(follow, rows)
+            if not follow.is_synced:
+                self._snapshot_beat.nudge()
+        self._progress.send()
+
+    async def _exchange_leases(self) -> None:
+        self._lease_beat.begin()
+        leases = self._leases
+        now_s = self._clock()
+        is_due = now_s - leases.published_s >= self._timing.lease_heartbeat_s
+        is_publishing = leases.is_changed or is_due
+        leases.is_changed = False
+        value = encode_leases(leases.own) if is_publishing else b""
+        ttl_ms = round(self._store_timing.lease_ttl_s * 1000)
+        call = self._exchange_script.call([LEASES, ROUTER_INDEX], [self._router, value, ttl_ms])
+        try:
+            [board] = await run_scripts(self._client, [call])
+        except BaseException:
+            leases.is_changed = leases.is_changed or is_publishing
+            raise
+        if is_publishing:
+            leases.published_s = now_s
+        self._take_foreign(board)
+        leases.received_s = self._clock()
+        self._lease_beat.end()
+        await self._lease_beat.rest(self._timing.lease_interval_s)
+
+    def _take_foreign(self, board: Sequence[Any]) -> None:
+        own = self._router.encode()
+        decoded = [
+            decode_leases(value)
+            for router, value in zip(board[::2], board[1::2], strict=True)
+            if router != own
+        ]
+        self._malformed_values += decoded.count(None)
+        totals = sum_leases(leases for leases in decoded if leases is not None)
+        self._leases.foreign = MappingProxyType(totals)
+
+    async def _stream_heads(self) -> dict[ReplicaId, bytes]:
+        replicas = list(self.replicas())
+        pipeline = self._client.pipeline(transaction=False)
+        for replica in replicas:
+            pipeline.execute_command(
+                "XREVRANGE", ReplicaKeys(replica).changes, "+", "-", "COUNT", 1
+            )
+        replies = await pipeline.execute()
+        return {
+            replica: entries[0][0] if entries else STREAM_START
+            for replica, entries in zip(replicas, replies, strict=True)
+        }
+
+    def _has_reached(self, heads: Mapping[ReplicaId, bytes]) -> bool:
+        for replica, head in heads.items():
+            generation = self._registry.generation(replica)
+            if generation and not self._follower.has_reached(replica, generation, head):
+                return False
+        return True
+
+    def _on_registered(self) -> None:
+        self._registry_beat.nudge()
+
+    def _on_deregistered(self, replica: ReplicaId, generation: Generation) -> None:
+        self._registry.drop(replica, generation, self._clock())
+        self._registry_beat.nudge()

@@ -1,0 +1,218 @@
+"""How a mirror keeps its residency equal to the store's: snapshot, then tail.
+
+Per replica: note the last entry of its change stream, scan its sets, then apply the stream from
+that entry on. The scan may see any mixture of states during it; because every change to a set is an
+entry of the stream, in the same transaction, replaying them in order leaves each block as the last
+entry says, and blocks without an entry were there, or not, for the whole scan. A jump in the batch
+sequence (the stream was trimmed, or entries were lost) starts over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from state.schema import (
+    BLOCK_ID_BYTES,
+    MAX_CHUNK_BLOCKS,
+    STREAM_START,
+    EntryKind,
+    ReplicaKeys,
+    decode_entry,
+    suffix_tier,
+    unpack_blocks,
+)
+from state.script import Script, run_scripts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+    from redis.asyncio import Redis
+
+    from state.model import BlockId, Generation, ReplicaId, Tier
+    from state.residency import Residency
+    from state.schema import Entry
+
+STEP_BLOCKS: Final = 2048
+"""Blocks applied before the event loop gets its turn: about a millisecond."""
+
+
+@dataclass(slots=True, eq=False)
+class Follow:
+    """How far one life of a replica is mirrored. Tailed only while ``is_synced``."""
+
+    replica: ReplicaId
+    generation: Generation
+    keys: ReplicaKeys
+    position: bytes = STREAM_START
+    place: tuple[int, int, int] | None = None
+    """Sequence, part and parts of the last entry; None when it is unknown."""
+    is_synced: bool = False
+
+    def continues(self, entry: Entry) -> bool:
+        """Return whether nothing is missing between the last entry and this one.
+
+        A batch may come again, whole: its sidecar did not hear that it was stored.
+        """
+        if entry.part == 0:
+            if entry.is_clear:
+                return True
+            if self.place is None:
+                return entry.sequence <= 1
+            sequence, part, parts = self.place
+            is_next = part + 1 == parts and entry.sequence == sequence + 1
+            return is_next or entry.sequence == sequence
+        return self.place == (entry.sequence, entry.part - 1, entry.parts)
+
+
+class Follower:
+    """All follows of a mirror, and the only writer of its residency."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        on_registered: Callable[[], None],
+        on_deregistered: Callable[[ReplicaId, Generation], None],
+    ) -> None:
+        self._residency = residency
+        self._on_registered = on_registered
+        self._on_deregistered = on_deregistered
+        self._follows: dict[ReplicaId, Follow] = {}
+        self._scan = Script("scan")
+        self.malformed_values = 0
+        self.snapshots = 0
+
+    def expect(self, generations: dict[ReplicaId, Generation]) -> None:
+        """Follow exactly these replicas; another generation voids what was known before."""
+        for replica in [name for name in self._follows if name not in generations]:
+            self.unfollow(replica)
+        for replica, generation in generations.items():
+            follow = self._follows.get(replica)
+            if follow is None or follow.generation != generation:
+                self._residency.drop(replica)
+                self._follows[replica] = Follow(replica, generation, ReplicaKeys(replica))
+
+    def unfollow(self, replica: ReplicaId) -> None:
+        """Forget a replica and what it holds."""
+        self._follows.pop(replica, None)
+        self._residency.drop(replica)
+
+    def unsynced(self) -> list[Follow]:
+        """Return the follows that wait for a snapshot."""
+        return [follow for follow in self._follows.values() if not follow.is_synced]
+
+    def tailed(self) -> dict[bytes, Follow]:
+        """Return the synced follows by the key of their streams."""
+        follows = self._follows.values()
+        return {follow.keys.changes.encode(): follow for follow in follows if follow.is_synced}
+
+    def has_reached(self, replica: ReplicaId, generation: Generation, position: bytes) -> bool:
+        """Return whether the stream of ``replica`` is applied up to ``position``."""
+        follow = self._follows.get(replica)
+        return (
+            follow is not None
+            and follow.is_synced
+            and follow.generation == generation
+            and _order(follow.position) >= _order(position)
+        )
+
+    async def snapshot(self, client: Redis, follow: Follow) -> None:
+        """Read the state of one replica as of now, to be tailed from there."""
+        self.snapshots += 1
+        pipeline = client.pipeline(transaction=True)
+        pipeline.execute_command("XREVRANGE", follow.keys.changes, "+", "-", "COUNT", 1)
+        pipeline.execute_command("SMEMBERS", follow.keys.sets)
+        last_entries, suffixes = await pipeline.execute()
+        found: list[tuple[Tier, bytes]] = []
+        for member in suffixes:
+            suffix = member.decode("utf-8", "replace")
+            tier = suffix_tier(suffix, follow.generation)
+            if tier is not None:
+                key = follow.keys.residency(suffix)
+                found += [(tier, packed) async for packed in self._scanned(client, key)]
+        if not self._is_current(follow):
+            return
+        self._residency.drop(follow.replica)
+        for tier, packed in found:
+            for blocks in _steps(packed):
+                self._residency.store(follow.replica, tier, blocks)
+                await asyncio.sleep(0)
+                if not self._is_current(follow):
+                    return
+        self._start_at(follow, last_entries)
+
+    async def apply(self, follow: Follow, rows: Sequence[Sequence[Any]]) -> None:
+        """Apply stream entries, in order, until one shows that something is missing."""
+        for position, values in rows:
+            if not self._is_current(follow):
+                return
+            entry = decode_entry(values)
+            if entry is None:
+                self.malformed_values += 1
+            elif entry.kind is not EntryKind.CHANGED:
+                self._apply_life(follow, entry)
+            elif entry.generation == follow.generation:
+                if not follow.continues(entry):
+                    follow.is_synced = False
+                    return
+                await self._apply_change(follow, entry)
+            follow.position = position
+
+    def _apply_life(self, follow: Follow, entry: Entry) -> None:
+        is_same = entry.generation == follow.generation
+        if entry.kind is EntryKind.DEREGISTERED and is_same:
+            self.unfollow(follow.replica)
+            self._on_deregistered(follow.replica, entry.generation)
+        elif entry.kind is EntryKind.REGISTERED and not is_same:
+            self._residency.drop(follow.replica)
+            follow.generation = entry.generation
+            follow.place = (0, 0, 1)
+            self._on_registered()
+
+    async def _apply_change(self, follow: Follow, entry: Entry) -> None:
+        if entry.is_clear:
+            self._residency.drop(follow.replica)
+        for change, packed in (
+            (self._residency.remove, entry.removed),
+            (self._residency.store, entry.stored),
+        ):
+            for blocks in _steps(packed):
+                change(follow.replica, entry.tier, blocks)
+                await asyncio.sleep(0)
+                if not self._is_current(follow):
+                    return
+        follow.place = (entry.sequence, entry.part, entry.parts)
+
+    async def _scanned(self, client: Redis, key: str) -> AsyncIterator[bytes]:
+        cursor = b"0"
+        while True:
+            call = self._scan.call([key], [cursor, MAX_CHUNK_BLOCKS, BLOCK_ID_BYTES])
+            [(cursor, packed)] = await run_scripts(client, [call])
+            yield packed
+            if cursor == b"0":
+                return
+
+    def _is_current(self, follow: Follow) -> bool:
+        return self._follows.get(follow.replica) is follow
+
+    @staticmethod
+    def _start_at(follow: Follow, last_entries: Sequence[Sequence[Any]]) -> None:
+        follow.position, follow.place = STREAM_START, None
+        if last_entries:
+            follow.position, values = last_entries[0]
+            last = decode_entry(values)
+            if last and last.kind is EntryKind.CHANGED and last.generation == follow.generation:
+                follow.place = (last.sequence, last.part, last.parts)
+        follow.is_synced = True
+
+
+def _steps(packed: bytes) -> Iterator[list[BlockId]]:
+    step_bytes = STEP_BLOCKS * BLOCK_ID_BYTES
+    for start in range(0, len(packed), step_bytes):
+        yield unpack_blocks(packed[start : start + step_bytes])
+
+
+def _order(position: bytes) -> tuple[int, int]:
+    milliseconds, _, number = position.partition(b"-")
+    return int(milliseconds), int(number)

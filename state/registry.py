@@ -1,0 +1,120 @@
+"""Which replicas a mirror believes in, given what it reads from the store round by round.
+
+A record that is missing can mean two things. When the index still knows the name, the heartbeats
+lapsed or the replica was deregistered: it is gone. When the index does not know it either, or the
+store has just come back from an outage in which nobody could heartbeat, the store has forgotten:
+the replica stays for a grace period, in which its sidecar registers again if it lives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from state.model import ReplicaState
+from state.schema import decode_load, decode_record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from state.model import Generation, ReplicaId, ReplicaLoad, ReplicaRecord
+
+Row = tuple[bytes | None, bytes | None]
+"""What the store has of an indexed replica: record value and load value."""
+
+
+@dataclass(slots=True)
+class _Known:
+    value: bytes
+    record: ReplicaRecord
+    load: ReplicaLoad | None = None
+    load_seen_s: float = 0.0
+    doubted_until_s: float | None = None
+
+
+class Registry:
+    """The replicas of the last round and those in their grace period; no I/O."""
+
+    def __init__(self, *, grace_s: float, load_ttl_s: float) -> None:
+        self._grace_s = grace_s
+        self._load_ttl_s = load_ttl_s
+        self._known: dict[ReplicaId, _Known] = {}
+        self._view: Mapping[ReplicaId, ReplicaState] = MappingProxyType({})
+        self.version = 0
+        """Grows with every change of a record, not with new loads."""
+        self.malformed_values = 0
+
+    def view(self) -> Mapping[ReplicaId, ReplicaState]:
+        """Return the present replicas; the mapping does not change."""
+        return self._view
+
+    def generation(self, replica: ReplicaId) -> Generation | None:
+        """Return the generation that ``replica`` registered with, None when it is unknown."""
+        known = self._known.get(replica)
+        return known.record.generation if known else None
+
+    def doubt_all(self, now_s: float) -> None:
+        """Start the grace period of every replica: the store was away and may have forgotten."""
+        for known in self._known.values():
+            if known.doubted_until_s is None:
+                known.doubted_until_s = now_s + self._grace_s
+
+    def observe(self, rows: Mapping[ReplicaId, Row], now_s: float) -> None:
+        """Take over one round's reading of the index and its records."""
+        for replica, (value, load_value) in rows.items():
+            if value is not None:
+                self._confirm(replica, value, load_value, now_s)
+        for replica in list(self._known):
+            value, _ = rows.get(replica, (None, None))
+            if value is None:
+                self._miss(replica, replica in rows, now_s)
+        self._rebuild(now_s)
+
+    def expire_loads(self, now_s: float) -> None:
+        """Make loads unknown that were last seen too long ago, while the store is away."""
+        self._rebuild(now_s)
+
+    def drop(self, replica: ReplicaId, generation: Generation, now_s: float) -> None:
+        """Take ``replica`` out at once, if it still is of ``generation``."""
+        if self.generation(replica) == generation:
+            self._remove(replica)
+            self._rebuild(now_s)
+
+    def _confirm(
+        self, replica: ReplicaId, value: bytes, load_value: bytes | None, now_s: float
+    ) -> None:
+        known = self._known.get(replica)
+        if known is None or known.value != value:
+            record = decode_record(value, replica)
+            if record is None:
+                self.malformed_values += 1
+                return
+            if known is None or known.record != record:
+                self.version += 1
+            known = self._known[replica] = _Known(value, record)
+        known.doubted_until_s = None
+        known.load = decode_load(load_value) if load_value is not None else None
+        known.load_seen_s = now_s
+        self.malformed_values += load_value is not None and known.load is None
+
+    def _miss(self, replica: ReplicaId, is_indexed: bool, now_s: float) -> None:  # noqa: FBT001
+        known = self._known[replica]
+        if known.doubted_until_s is None:
+            if is_indexed:
+                self._remove(replica)
+            else:
+                known.doubted_until_s = now_s + self._grace_s
+        elif now_s >= known.doubted_until_s:
+            self._remove(replica)
+
+    def _remove(self, replica: ReplicaId) -> None:
+        del self._known[replica]
+        self.version += 1
+
+    def _rebuild(self, now_s: float) -> None:
+        view = {}
+        for replica, known in self._known.items():
+            is_fresh = now_s - known.load_seen_s < self._load_ttl_s
+            view[replica] = ReplicaState(record=known.record, load=known.load if is_fresh else None)
+        self._view = MappingProxyType(view)

@@ -1,0 +1,236 @@
+"""The layout of the state in Redis: key names and the encoding of values. docs/state.md says why.
+
+All keys of one replica share a hash tag, so that they live in one slot of a cluster; keys of the
+whole fleet share another. Values that come back are untrusted: decoders return None for anything
+that does not have exactly the expected shape.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+import msgspec
+
+from state.model import (
+    NAME_PATTERN,
+    BlockId,
+    Generation,
+    LeaseTotals,
+    NamespaceId,
+    ReplicaId,
+    ReplicaLoad,
+    ReplicaRecord,
+    Tier,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from state.model import ChangeBatch
+
+KEY_PREFIX: Final = "wr:1"
+REPLICA_INDEX: Final = f"{KEY_PREFIX}:{{fleet}}:replicas"
+ROUTER_INDEX: Final = f"{KEY_PREFIX}:{{fleet}}:routers"
+LEASES: Final = f"{KEY_PREFIX}:{{fleet}}:leases"
+
+INDEX_HORIZON_S: Final = 60.0
+"""How long the index remembers a replica without a heartbeat."""
+BLOCK_ID_BYTES: Final = 16
+MAX_CHUNK_BLOCKS: Final = 4096
+"""Ids per stream entry and per command: 64 KiB, a few milliseconds of the server."""
+STREAM_CAP_ENTRIES: Final = 1024
+MAX_VALUE_BYTES: Final = 1 << 20
+STREAM_START: Final = b"0-0"
+ENTRY_FIELD: Final = b"e"
+_NAME = re.compile(NAME_PATTERN)
+
+
+class ReplicaKeys:
+    """The keys of one replica."""
+
+    __slots__ = ("_base", "changes", "generation", "load", "record", "sets")
+
+    def __init__(self, replica: ReplicaId) -> None:
+        self._base = f"{KEY_PREFIX}:{{{replica}}}:"
+        self.record = f"{self._base}record"
+        """HASH generation, sidecar, value; lives as long as the heartbeats."""
+        self.generation = f"{self._base}generation"
+        """STRING: the generation that registered last; outlives the record."""
+        self.load = f"{self._base}load"
+        """STRING."""
+        self.changes = f"{self._base}changes"
+        """STREAM, capped."""
+        self.sets = f"{self._base}sets"
+        """SET: suffixes of the residency keys that exist, of every generation."""
+
+    def residency(self, suffix: str) -> str:
+        """Return the key of the SET of block ids named by ``residency_suffix``."""
+        return f"{self._base}blocks:{suffix}"
+
+
+def residency_suffix(generation: Generation, namespace: NamespaceId, tier: Tier) -> str:
+    """Return what sets one residency key of a replica apart from its others."""
+    return f"{quote(generation, safe='')}:{namespace}:{tier}"
+
+
+def suffix_tier(suffix: str, generation: Generation) -> Tier | None:
+    """Return the tier of a residency suffix; None when it is not one of ``generation``."""
+    parts = suffix.split(":")
+    is_ours = len(parts) == 3 and parts[0] == quote(generation, safe="")  # noqa: PLR2004
+    return Tier(parts[2]) if is_ours and parts[2] in set(Tier) else None
+
+
+def is_name(text: str) -> bool:
+    """Return whether ``text`` may name a replica or a router."""
+    return _NAME.fullmatch(text) is not None
+
+
+class EntryKind(enum.StrEnum):
+    """What an entry of a replica's change stream tells."""
+
+    REGISTERED = "r"
+    CHANGED = "c"
+    DEREGISTERED = "d"
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One entry of a change stream; a batch of many blocks is several *parts* in order."""
+
+    kind: EntryKind
+    generation: Generation
+    namespace: NamespaceId = NamespaceId("")
+    tier: Tier = Tier.GPU
+    sequence: int = 0
+    part: int = 0
+    parts: int = 1
+    is_clear: bool = False
+    removed: bytes = b""
+    stored: bytes = b""
+
+
+class ChangePart(msgspec.Struct, frozen=True, kw_only=True):
+    """A portion of a batch that is stored atomically; ``is_clear`` comes first, then removed."""
+
+    part: int
+    parts: int
+    is_clear: bool
+    removed: tuple[BlockId, ...]
+    stored: tuple[BlockId, ...]
+
+
+def parts_of(batch: ChangeBatch) -> Iterator[ChangePart]:
+    """Cut ``batch`` into parts of at most MAX_CHUNK_BLOCKS ids: its removals first."""
+    blocks = batch.removed + batch.stored
+    parts = max(1, -(-len(blocks) // MAX_CHUNK_BLOCKS))
+    removals = len(batch.removed)
+    for part in range(parts):
+        begin = part * MAX_CHUNK_BLOCKS
+        end = min(begin + MAX_CHUNK_BLOCKS, len(blocks))
+        split = min(max(removals, begin), end)
+        yield ChangePart(
+            part=part,
+            parts=parts,
+            is_clear=batch.is_clear and part == 0,
+            removed=blocks[begin:split],
+            stored=blocks[split:end],
+        )
+
+
+def change_entry(batch: ChangeBatch, part: ChangePart) -> Entry:
+    """Return the stream entry of one part of ``batch``."""
+    return Entry(
+        kind=EntryKind.CHANGED,
+        generation=batch.generation,
+        namespace=batch.namespace,
+        tier=batch.tier,
+        sequence=batch.sequence,
+        part=part.part,
+        parts=part.parts,
+        is_clear=part.is_clear,
+        removed=b"".join(part.removed),
+        stored=b"".join(part.stored),
+    )
+
+
+_entry_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """Return the value of a stream entry's only field: few replies to parse per entry."""
+    return msgspec.msgpack.encode(entry)
+
+
+def decode_entry(fields: Sequence[bytes]) -> Entry | None:
+    """Return the entry of a stream entry's name and value; None when it is malformed."""
+    if len(fields) != 2 or fields[0] != ENTRY_FIELD or len(fields[1]) > MAX_VALUE_BYTES:  # noqa: PLR2004
+        return None
+    try:
+        entry = _entry_decoder.decode(fields[1])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    is_whole = not (len(entry.removed) % BLOCK_ID_BYTES or len(entry.stored) % BLOCK_ID_BYTES)
+    return entry if is_whole and 0 <= entry.part < entry.parts else None
+
+
+def unpack_blocks(packed: bytes) -> list[BlockId]:
+    """Return the ids that ``packed`` concatenates."""
+    starts = range(0, len(packed), BLOCK_ID_BYTES)
+    return [BlockId(packed[start : start + BLOCK_ID_BYTES]) for start in starts]
+
+
+_json_encode = msgspec.json.encode
+_record_decoder = msgspec.json.Decoder(ReplicaRecord)
+_load_decoder = msgspec.json.Decoder(ReplicaLoad)
+_leases_decoder = msgspec.msgpack.Decoder(dict[str, tuple[int, int]])
+
+
+def encode_record(record: ReplicaRecord) -> bytes:
+    """Return the stored form of a record."""
+    return _json_encode(record)
+
+
+def decode_record(value: bytes, replica: ReplicaId) -> ReplicaRecord | None:
+    """Return the record; None when it is malformed or not that of ``replica``."""
+    try:
+        record = _record_decoder.decode(value) if len(value) <= MAX_VALUE_BYTES else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    is_sound = record is not None and record.replica == replica and record.page_tokens > 0
+    return record if is_sound else None
+
+
+def encode_load(load: ReplicaLoad) -> bytes:
+    """Return the stored form of a load report."""
+    return _json_encode(load)
+
+
+def decode_load(value: bytes) -> ReplicaLoad | None:
+    """Return the load report; None when it is malformed."""
+    try:
+        return _load_decoder.decode(value) if len(value) <= MAX_VALUE_BYTES else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def encode_leases(totals: Mapping[ReplicaId, LeaseTotals]) -> bytes:
+    """Return the stored form of one router's leases."""
+    return msgspec.msgpack.encode(
+        {replica: (total.inflight, total.uncached_tokens) for replica, total in totals.items()}
+    )
+
+
+def decode_leases(value: bytes) -> dict[ReplicaId, LeaseTotals] | None:
+    """Return one router's leases; None when they are malformed."""
+    try:
+        rows = _leases_decoder.decode(value) if len(value) <= MAX_VALUE_BYTES else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if rows is None or any(count < 0 for row in rows.values() for count in row):
+        return None
+    return {
+        ReplicaId(replica): LeaseTotals(inflight=inflight, uncached_tokens=uncached_tokens)
+        for replica, (inflight, uncached_tokens) in rows.items()
+    }

@@ -1,0 +1,34 @@
+"""How long things known about the fleet stay true, and how often they are renewed."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class StoreTiming(Struct, frozen=True, kw_only=True):
+    """Times to live in the state store; all processes of a deployment use the same.
+
+    ``residency_ttl_s`` is the mean: each key's own is drawn from 0.8 to 1.2 of it, so that what was
+    written together does not expire together.
+    """
+
+    record_ttl_s: float = 5.0
+    load_ttl_s: float = 3.0
+    residency_ttl_s: float = 3600.0
+    lease_ttl_s: float = 3.0
+
+
+class MirrorTiming(Struct, frozen=True, kw_only=True):
+    """The rhythm of a mirror's background work.
+
+    ``grace_s`` is how long a replica stays known that the store itself has forgotten.
+    """
+
+    registry_interval_s: float = 0.25
+    lease_interval_s: float = 0.05
+    lease_heartbeat_s: float = 1.0
+    block_s: float = 0.1
+    stale_after_s: float = 1.0
+    grace_s: float = 30.0
+    backoff_base_s: float = 0.1
+    backoff_cap_s: float = 5.0

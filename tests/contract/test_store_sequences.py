@@ -1,0 +1,123 @@
+"""Whatever happens in whatever order: the mirror of a real server answers as memory does."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.fleet_state import A, B, batch, block, record
+from support.state_backend import MemoryBackend, RedisBackend
+
+from state.model import Generation, ReplicaLoad, Tier
+
+if TYPE_CHECKING:
+    from support.state_backend import Backend
+    from support.valkey import ValkeyProcess
+
+    from state.store import FleetReader
+
+_REPLICAS = st.sampled_from([A, B])
+_SIDECARS = st.sampled_from(["s1", "s2"])
+_BLOCKS = st.lists(st.integers(0, 7), max_size=5, unique=True)
+_LIVES = st.integers(0, 1)
+"""How many generations before the newest one."""
+
+_OPERATIONS = st.one_of(
+    st.tuples(st.just("register"), _REPLICAS, _LIVES, _SIDECARS),
+    st.tuples(st.just("restart"), _REPLICAS, _LIVES, _SIDECARS),
+    st.tuples(st.just("heartbeat"), _REPLICAS, _LIVES, _SIDECARS),
+    st.tuples(st.just("deregister"), _REPLICAS, _LIVES),
+    st.tuples(st.just("lapse"), _REPLICAS),
+    st.tuples(st.just("look"), _REPLICAS),
+    *[
+        st.tuples(
+            st.just("apply"),
+            _REPLICAS,
+            _LIVES,
+            _BLOCKS,
+            _BLOCKS,
+            st.sampled_from(list(Tier)),
+            st.integers(0, 9).map(lambda number: number == 0),
+        )
+    ]
+    * 4,
+)
+_CHAIN = tuple(map(block, range(8)))
+_PROBES = [_CHAIN[start:] for start in range(8)] + [_CHAIN[3:4] + _CHAIN[:3]]
+
+
+class _Script:
+    """Plays one sequence of operations to a backend and returns what each answered."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._lives = {A: 1, B: 1}
+        self._sequences: dict[tuple[str, str], int] = {}
+
+    def _generation(self, replica: str, age: int) -> str:
+        return f"g{max(1, self._lives[replica] - age)}"  # type: ignore[index]
+
+    async def play(self, operation: tuple) -> object:  # type: ignore[type-arg]
+        name, replica, *rest = operation
+        writer = self._backend.writer
+        if name == "lapse":
+            return await self._backend.lapse(replica)
+        if name == "restart":
+            self._lives[replica] += 1
+        if name == "look":
+            return None
+        generation = self._generation(replica, rest[0])
+        if name in {"register", "restart"}:
+            return await writer.register(record(replica, generation, rest[1]))
+        if name == "heartbeat":
+            load = ReplicaLoad(running=1)
+            return await writer.heartbeat(record(replica, generation, rest[1]), load)
+        if name == "deregister":
+            return await writer.deregister(replica, Generation(generation))
+        _, stored, removed, tier, is_clear = rest
+        sequence = self._sequences.get((replica, generation), 0) + 1
+        self._sequences[replica, generation] = sequence
+        change = batch(
+            sequence,
+            tuple(map(block, stored)),
+            tuple(block(number) for number in removed if number not in stored),
+            replica=replica,
+            generation=generation,
+            tier=tier,
+            is_clear=is_clear,
+        )
+        return await writer.apply([change])
+
+
+async def _answers(reader: FleetReader) -> tuple[object, ...]:
+    assert await reader.settle(5)
+    return (dict(reader.replicas()), *[dict(reader.overlap(probe)) for probe in _PROBES])
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(operations=st.lists(_OPERATIONS, min_size=1, max_size=25))
+def test_any_sequence_leaves_equal_answers_in_memory_and_in_redis(
+    valkey: ValkeyProcess, operations: list[tuple[object, ...]]
+) -> None:
+    """The mirror that followed all along, and one that only took a snapshot, both agree."""
+
+    async def scenario() -> None:
+        await valkey.command("FLUSHALL")
+        async with AsyncExitStack() as stack:
+            memory, redis = MemoryBackend(), RedisBackend(valkey, stack)
+            redis.writer = redis.open_writer(stream_cap_entries=4)
+            expected, mirror = await memory.reader("r1"), await redis.reader("r1")
+            scripts = _Script(memory), _Script(redis)
+            for operation in operations:
+                answers = [await script.play(operation) for script in scripts]
+                assert answers[0] == answers[1]
+                if operation[0] == "look":
+                    assert await _answers(mirror) == await _answers(expected)
+            assert await _answers(mirror) == await _answers(expected)
+            assert await _answers(await redis.reader("r2")) == await _answers(expected)
+            assert await valkey.keys_without_ttl() == []
+
+    asyncio.run(scenario())

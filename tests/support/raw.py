@@ -1,0 +1,414 @@
+"""Raw sockets around the relay: a scriptable replica, a client that sees bytes, a small front."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvloop
+from aiohttp import web
+
+from router.error import RouterError, error_body, error_headers
+from router.relay import Relayed, RelayRequest, relay
+from router.upstream import Endpoint, UpstreamPool, UpstreamSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+SSE_CLOSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+DONE = b"data: [DONE]\n\n"
+LAST = b"0\r\n\r\n"
+
+
+def sized(body: bytes, kind: bytes = b"application/json", status: bytes = b"200 OK") -> bytes:
+    """Return a response with Content-Length."""
+    head = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n"
+    return head % (status, kind, len(body)) + body
+
+
+def chunk(data: bytes) -> bytes:
+    """Return one chunk of a chunked body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def get(path: str = "/v1/models", extra: bytes = b"") -> bytes:
+    """Return a GET request."""
+    return b"GET %b HTTP/1.1\r\nHost: router\r\n%b\r\n" % (path.encode(), extra)
+
+
+def post(body: bytes = b"{}", extra: bytes = b"") -> bytes:
+    """Return a chat request."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: router\r\nContent-Length: %d\r\n%b\r\n"
+    return head % (len(body), extra) + body
+
+
+def with_both_loops(
+    test: Callable[..., Coroutine[Any, Any, None]],
+) -> Callable[..., None]:
+    """Run an async test on asyncio's loop and on uvloop; nothing may be left or logged."""
+
+    @functools.wraps(test)
+    def run(loop_factory: Callable[[], asyncio.AbstractEventLoop], **others: object) -> None:
+        complaints: list[dict[str, Any]] = []
+
+        async def watched() -> None:
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, context: complaints.append(context))
+            await test(**others)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            assert not left, left
+
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(watched())
+        assert not complaints, complaints
+
+    signature = inspect.signature(test)
+    loop_parameter = inspect.Parameter("loop_factory", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[loop_parameter, *signature.parameters.values()]
+    )
+    factories = [asyncio.new_event_loop, uvloop.new_event_loop]
+    both = pytest.mark.parametrize("loop_factory", factories, ids=["asyncio", "uvloop"])
+    return both(run)  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class Received:
+    """A request as the replica saw it."""
+
+    line: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    def all(self, name: bytes) -> list[bytes]:
+        """Return the values of every header called ``name``, in lower case."""
+        return [value for key, value in self.headers if key.lower() == name]
+
+
+def split_head(head: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """Return the first line and the headers."""
+    line, *rest = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    pairs = [tuple(header.split(b": ", 1)) for header in rest]
+    return line, [(name, value) for name, value in pairs]
+
+
+@dataclass(slots=True)
+class Talk:
+    """One connection, as the replica has it."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    replica: FakeReplica
+
+    async def request(self) -> Received:
+        """Read a whole request; raises EOFError or ConnectionError when there is none."""
+        line, headers = split_head(await self.reader.readuntil(b"\r\n\r\n"))
+        sizes = [int(value) for name, value in headers if name.lower() == b"content-length"]
+        body = await self.reader.readexactly(sum(sizes))
+        received = Received(line, headers, body)
+        self.replica.requests.append(received)
+        return received
+
+    async def say(self, data: bytes) -> None:
+        """Send bytes as one write."""
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def say_slowly(self, data: bytes, step_bytes: int) -> None:
+        """Send bytes in small segments."""
+        for start in range(0, len(data), step_bytes):
+            await self.say(data[start : start + step_bytes])
+            await asyncio.sleep(0)
+
+    async def until_gone(self) -> None:
+        """Wait until the router closed the connection."""
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(65536):
+                pass
+
+    def reset(self) -> None:
+        """Close with a TCP reset."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+@dataclass(slots=True)
+class FakeReplica:
+    """A server that follows a script on each connection."""
+
+    script: Callable[[Talk], Awaitable[None]]
+    requests: list[Received] = field(default_factory=list)
+    accepted: int = 0
+    open: int = 0
+    server: asyncio.Server | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def start(self) -> Endpoint:
+        """Listen on a free port."""
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=2048)
+        port: int = self.server.sockets[0].getsockname()[1]
+        return Endpoint("127.0.0.1", port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+        self.accepted += 1
+        self.open += 1
+        try:
+            await self.script(Talk(reader, writer, self))
+        except (EOFError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self.open -= 1
+            writer.close()
+
+    async def stop(self) -> None:
+        """Stop listening and end every script."""
+        if self.server is not None:
+            self.server.close()
+        tasks = list(self.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def answering(*responses: bytes) -> Callable[[Talk], Awaitable[None]]:
+    """Return a script that answers requests with ``responses``, the last one for ever."""
+
+    async def script(talk: Talk) -> None:
+        left = list(responses)
+        while True:
+            await talk.request()
+            await talk.say(left.pop(0) if len(left) > 1 else left[0])
+
+    return script
+
+
+def answering_and_closing(response: bytes) -> Callable[[Talk], Awaitable[None]]:
+    """Return a script that answers one request and closes the connection."""
+
+    async def script(talk: Talk) -> None:
+        await talk.request()
+        await talk.say(response)
+
+    return script
+
+
+@dataclass(slots=True)
+class Reply:
+    """A response as the client saw it. ``is_complete``: the framing's end was seen."""
+
+    line: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    is_complete: bool
+
+    @property
+    def status(self) -> int:
+        """The status code."""
+        return int(self.line.split(b" ")[1])
+
+    def all(self, name: bytes) -> list[bytes]:
+        """Return the values of every header called ``name``, in lower case."""
+        return [value for key, value in self.headers if key.lower() == name]
+
+
+@dataclass(slots=True)
+class RawClient:
+    """A client that writes bytes and reads strictly."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def connect(cls, port: int, limit_bytes: int = 2**26) -> RawClient:
+        """Connect to the front."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit_bytes)
+        return cls(reader, writer)
+
+    def send(self, data: bytes) -> None:
+        """Send bytes."""
+        self.writer.write(data)
+
+    async def reply(self, *, bodiless: bool = False) -> Reply:
+        """Read one response."""
+        line, headers = split_head(await self.reader.readuntil(b"\r\n\r\n"))
+        names = {name.lower(): value for name, value in headers}
+        reply = Reply(line, headers, b"", is_complete=True)
+        try:
+            if bodiless:
+                return reply
+            if names.get(b"transfer-encoding") == b"chunked":
+                await self._chunks(reply)
+            elif b"content-length" in names:
+                reply.body = await self.reader.readexactly(int(names[b"content-length"]))
+            else:
+                reply.body = await self.reader.read(-1)
+        except asyncio.IncompleteReadError as error:
+            reply.body += error.partial
+            reply.is_complete = False
+        except ConnectionError:
+            reply.is_complete = False
+        return reply
+
+    async def _chunks(self, reply: Reply) -> None:
+        while True:
+            size = await self.reader.readuntil(b"\r\n")
+            data = await self.reader.readexactly(int(size, 16) + 2)
+            assert data.endswith(b"\r\n")
+            reply.body += data[:-2]
+            if len(data) == 2:
+                return
+
+    async def is_closed(self) -> bool:
+        """Return whether nothing more comes because the connection ended."""
+        try:
+            return await self.reader.read(1) == b""
+        except ConnectionError:
+            return True
+
+    def abort(self) -> None:
+        """Leave at once."""
+        self.writer.transport.abort()
+
+    async def close(self) -> None:
+        """Leave politely."""
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+@dataclass(slots=True)
+class Front:
+    """A minimal front: reads the body, relays, turns errors into responses, counts."""
+
+    endpoint: Endpoint
+    pool: UpstreamPool
+    replica: FakeReplica
+    template: dict[str, Any] = field(default_factory=dict)
+    extra_headers: tuple[tuple[str, str], ...] = ()
+    relayed: list[Relayed] = field(default_factory=list)
+    errors: list[RouterError] = field(default_factory=list)
+    first_bytes: int = 0
+    cancelled: int = 0
+    in_flight: set[object] = field(default_factory=set)
+    protocols: list[Any] = field(default_factory=list)
+    clients: list[RawClient] = field(default_factory=list)
+    handler: Callable[[web.BaseRequest], Awaitable[Any]] | None = None
+    port: int = 0
+
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Handle one request with ``handler`` where a test set one."""
+        response: web.StreamResponse = await (self.handler or self.handle)(request)
+        return response
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Relay one request."""
+        body = await request.read()
+        self.protocols.append(request.protocol)
+        lease = object()
+        self.in_flight.add(lease)
+        try:
+            done = await relay(
+                request,
+                RelayRequest(
+                    method=request.method,
+                    target=request.raw_path,
+                    headers=request.raw_headers,
+                    body=body,
+                    **{"request_id": "req-1", **self.template},
+                ),
+                self.endpoint,
+                self.pool,
+                self.extra_headers,
+                self._note_first_byte,
+            )
+        except RouterError as error:
+            self.errors.append(error)
+            return web.Response(
+                status=error.status, body=error_body(error), headers=error_headers(error)
+            )
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.in_flight.remove(lease)
+        self.relayed.append(done)
+        return done.response
+
+    def _note_first_byte(self) -> None:
+        self.first_bytes += 1
+
+    async def client(self) -> RawClient:
+        """Return a new client of this front."""
+        client = await RawClient.connect(self.port)
+        self.clients.append(client)
+        return client
+
+    async def ask(self, data: bytes, *, bodiless: bool = False) -> Reply:
+        """Send one request on a connection of its own and return the response."""
+        client = await self.client()
+        client.send(data)
+        reply = await client.reply(bodiless=bodiless)
+        await client.close()
+        return reply
+
+    async def disconnected(self, within_s: float = 1.0) -> None:
+        """Wait until no connection to the replica is left."""
+        async with asyncio.timeout(within_s):
+            while self.pool.open_connections:  # noqa: ASYNC110 - observes from outside
+                await asyncio.sleep(0.002)
+
+    async def settled(self, within_s: float = 2.0) -> None:
+        """Wait until nothing is in flight."""
+        async with asyncio.timeout(within_s):
+            while self.in_flight:  # noqa: ASYNC110 - observes from outside
+                await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def staged(
+    script: Callable[[Talk], Awaitable[None]],
+    settings: UpstreamSettings | None = None,
+    **template: object,
+) -> AsyncIterator[Front]:
+    """Start a replica that follows ``script`` and a front that relays to it."""
+    replica = FakeReplica(script)
+    pool = UpstreamPool(settings or UpstreamSettings())
+    front = Front(await replica.start(), pool, replica, template)
+    loop = asyncio.get_running_loop()
+
+    def make_request(*parts: Any) -> web.BaseRequest:
+        return web.BaseRequest(*parts, loop, client_max_size=64 * 1024 * 1024)
+
+    server = web.Server(
+        front.serve,
+        request_factory=make_request,
+        handler_cancellation=True,
+        auto_decompress=False,
+        access_log=None,
+    )
+    listener = await loop.create_server(server, "127.0.0.1", 0, backlog=2048)
+    front.port = listener.sockets[0].getsockname()[1]
+    try:
+        yield front
+    finally:
+        for client in front.clients:
+            client.abort()
+        listener.close()
+        await server.shutdown(0.1)
+        await pool.close()
+        await replica.stop()

@@ -1,0 +1,83 @@
+"""The configuration: every wrong key is named by its path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from policies.round_robin import RoundRobin
+from policies.weighted import Weighted
+from router.config import Config, ConfigError, decode_config, load_config, split_address
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text("")
+    assert load_config(path) == Config()
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({"lisen": "a:1"}, "lisen"),
+        ({"policy": {"kind": "weighted", "w_que": 1}}, "policy"),
+        ({"policy": {"kind": "magic"}}, "policy"),
+        ({"policy": {"kind": "weighted", "w_queue": -1}}, "policy.w_queue"),
+        ({"health": {"fall": 0}}, "health.fall"),
+        ({"health": {"interval_s": "fast"}}, "health.interval_s"),
+        ({"replicas": [{"url": "http://a:1"}, {"name": "b"}]}, "replicas[1]"),
+        ({"replicas": [{"url": "https://a:1"}]}, "replicas[0].url"),
+        ({"replicas": [{"url": "http://a:1/v1"}]}, "replicas[0].url"),
+        ({"replicas": [{"url": "http://u:p@a:1"}]}, "replicas[0].url"),
+        ({"replicas": [{"url": "http://a:99999"}]}, "replicas[0].url"),
+        ({"replicas": [{"url": "http://a:1"}, {"url": "http://a:1/"}]}, "replicas[1]"),
+        ({"replicas": [{"url": "http://a:1", "name": "x y"}]}, "replicas[0].name"),
+        ({"listen": "8080"}, "listen"),
+        ({"admin": "localhost:http"}, "admin"),
+        ({"limits": {"body_bytes": 0}}, "limits.body_bytes"),
+        ({"models": [{"name": "m", "tokenizer": "a"}, {"name": "m", "tokenizer": "b"}]}, "models"),
+        ([], "the file"),
+    ],
+)
+def test_a_wrong_key_is_named_by_its_path(raw: object, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        decode_config(raw)
+    assert expected in str(caught.value).split(":")[0] or expected in str(caught.value)
+
+
+def test_an_unknown_key_is_named_by_its_own_name() -> None:
+    with pytest.raises(ConfigError, match=r"hot_prefix: .*unknown field `sahre`"):
+        decode_config({"hot_prefix": {"sahre": 1}})
+
+
+def test_the_policy_is_chosen_by_its_kind() -> None:
+    assert decode_config({"policy": {"kind": "round_robin"}}).policy == RoundRobin()
+    weighted = decode_config({"policy": {"kind": "weighted", "w_prefix": 2.5}}).policy
+    assert isinstance(weighted, Weighted)
+    assert weighted.w_prefix == 2.5
+
+
+def test_a_file_that_is_no_yaml_or_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("listen: [")
+    with pytest.raises(ConfigError, match=r"bad\.yaml: not YAML"):
+        load_config(path)
+    with pytest.raises(ConfigError, match=r"none\.yaml: No such file"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_addresses_may_be_ipv6() -> None:
+    assert split_address("listen", "[::1]:8080") == ("::1", 8080)
+
+
+def test_the_annotated_example_lists_every_key_with_its_default() -> None:
+    """The example must stay true: same keys at the top, same values as the code's defaults."""
+    raw = yaml.safe_load((ROOT / "examples" / "warmroute.yaml").read_text())
+    config = decode_config(raw)
+    assert set(raw) == set(msgspec.to_builtins(Config()))
+    assert msgspec.structs.replace(config, replicas=()) == Config()

@@ -1,0 +1,97 @@
+"""The ring of decisions, and what is told of one."""
+
+from __future__ import annotations
+
+import msgspec
+
+from policies.model import Candidate, Decision, Reason
+from router.trace import Attempt, DecisionRecord, DecisionTrace
+from state.model import ReplicaId, Rung
+from warmroute.explain import headline
+
+
+def record(number: int, client_id: str | None = None, **changes: object) -> DecisionRecord:
+    replica = ReplicaId("gpu-0")
+    candidate = Candidate(replica=replica, score=0.5, terms={"queue": 0.5}, cached_tokens=64)
+    decision = Decision(
+        replica=replica,
+        reason=Reason.PREFIX,
+        predicted_cached_tokens=64,
+        candidates=(candidate,),
+    )
+    base = DecisionRecord(
+        request_id=f"id{number}",
+        client_request_id=client_id,
+        ordinal=number,
+        seed=1,
+        started_unix_s=0.0,
+        path="/v1/completions",
+        model="m",
+        policy="Weighted",
+        prompt_tokens=100,
+        is_exact=True,
+        unroutable=None,
+        rung=Rung.LIVE,
+        state_age_s=0.1,
+        hot_prefix_tokens=None,
+        hot_holders=(),
+        attempts=(Attempt(decision=decision, outcome="done"),),
+        status=200,
+        outcome="done",
+        ttft_s=0.25,
+        duration_s=1.0,
+        reported_prompt_tokens=100,
+        reported_cached_tokens=64,
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def test_the_oldest_record_goes_first_and_its_name_with_it() -> None:
+    trace = DecisionTrace(kept=3)
+    for number in range(5):
+        trace.add(record(number, client_id=f"mine-{number}"))
+    assert len(trace) == 3
+    assert trace.find("id1") is None
+    assert trace.find("mine-1") is None
+    assert [found.request_id for found in trace.latest(9)] == ["id4", "id3", "id2"]
+
+
+def test_a_client_id_used_twice_names_the_last_request() -> None:
+    """C64: requests that share a client id keep records of their own."""
+    trace = DecisionTrace(kept=3)
+    trace.add(record(1, client_id="same"))
+    trace.add(record(2, client_id="same"))
+    found = trace.find("same")
+    assert found is not None
+    assert found.request_id == "id2"
+    assert trace.find("id1") is not None
+
+
+def test_dropping_an_old_record_keeps_a_newer_one_of_the_same_client_id() -> None:
+    trace = DecisionTrace(kept=2)
+    trace.add(record(1, client_id="same"))
+    trace.add(record(2, client_id="same"))
+    trace.add(record(3))
+    found = trace.find("same")
+    assert found is not None
+    assert found.request_id == "id2"
+
+
+def test_a_record_survives_its_trip_as_json() -> None:
+    before = record(1, client_id="a")
+    assert msgspec.json.decode(msgspec.json.encode(before), type=DecisionRecord) == before
+
+
+def test_an_explanation_names_replica_reason_prediction_and_what_was_reported() -> None:
+    text = "\n".join(headline(record(1)))
+    for part in ("id1", "gpu-0", "by prefix", "predicted 64", "reported 64", "0.250 s"):
+        assert part in text
+
+
+def test_an_explanation_says_what_is_not_known() -> None:
+    unknown = record(
+        1, ttft_s=None, reported_cached_tokens=None, unroutable="non-text content", is_exact=False
+    )
+    text = "\n".join(headline(unknown))
+    for part in ("no first byte", "did not report", "routed by load: non-text", "estimated"):
+        assert part in text

@@ -1,0 +1,93 @@
+"""The command line: ``warmroute serve | sidecar | worker | demo | explain``.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 fenced by another sidecar, 130 on
+Ctrl-C. Commands are imported when they run, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+COMMANDS = {
+    "serve": ("warmroute.serve", "route requests to a fleet of replicas"),
+    "sidecar": ("warmroute.sidecar", "tell the routers what one engine holds and how busy it is"),
+    "worker": ("warmroute.worker", "run the bundled paged-KV worker"),
+    "demo": ("warmroute.demo", "compare routing policies on a local fleet, no GPU needed"),
+    "explain": ("warmroute.explain", "show why a request went where it went"),
+}
+
+
+class UsageError(Exception):
+    """A flag or the configuration is wrong; the text says which and what was expected."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose epilogs keep their line breaks."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+
+
+def version() -> str:
+    """Return the installed version."""
+    try:
+        return metadata.version("warmroute")
+    except metadata.PackageNotFoundError:
+        return "of a checkout that is not installed"
+
+
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """Return the parser; only the ``chosen`` command's own flags are filled in."""
+    parser = _Parser(
+        prog="warmroute",
+        description="Cache-aware request router for self-hosted LLM replicas.",
+        epilog="examples:\n"
+        "  warmroute demo\n"
+        "  warmroute serve --replica http://10.0.0.1:8000 --replica http://10.0.0.2:8000\n"
+        "  warmroute serve --config warmroute.yaml\n"
+        "  warmroute explain --last 5\n"
+        "\n'warmroute COMMAND --help' shows a command's flags and examples.",
+    )
+    parser.add_argument("--version", action="version", version=f"warmroute {version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module_name, summary) in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name == chosen:
+            import_module(module_name).add_flags(command)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    chosen = next((word for word in words if word in COMMANDS), None)
+    options = build_parser(chosen).parse_args(words)
+    module = import_module(COMMANDS[options.command][0])
+    try:
+        return int(module.run(options))
+    except UsageError as error:
+        print(f"warmroute {options.command}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

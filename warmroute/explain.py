@@ -1,0 +1,139 @@
+"""``warmroute explain``: one decision, or the last few, in words and numbers."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from router.config import DEFAULT_ADMIN
+from router.trace import Attempt, DecisionRecord
+from warmroute.cli import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+TIMEOUT_S = 5.0
+HTTP_NOT_FOUND = 404
+WORDS = {
+    "prefix": "it holds the longest part of the prompt and its queue does not cost more",
+    "spill": "another replica holds more of the prompt, but costs more or is to be relieved",
+    "load": "no replica holds any of the prompt, so load decided",
+    "rule": "the policy does not look at prefixes",
+}
+EXAMPLES = """\
+examples:
+  warmroute explain 3f9c0a52d1e84b76          # by x-warmroute-request-id or your own x-request-id
+  warmroute explain --last 5
+  warmroute explain --last 1 --json
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("request_id", nargs="?", help="the request to explain")
+    parser.add_argument("--last", type=int, metavar="N", help="explain the last N decisions")
+    parser.add_argument(
+        "--admin",
+        default=f"http://{DEFAULT_ADMIN}",
+        metavar="URL",
+        help=f"the router's admin address (default: http://{DEFAULT_ADMIN})",
+    )
+    parser.add_argument("--json", action="store_true", help="print the records as JSON")
+
+
+def fetch_records(options: argparse.Namespace) -> list[DecisionRecord]:
+    """Return the records that were asked for; raises UsageError when they cannot be had."""
+    if (options.request_id is None) == (options.last is None):
+        message = "expected either a request id or --last N"
+        raise UsageError(message)
+    base = options.admin.rstrip("/")
+    if not base.startswith(("http://", "https://")):
+        message = f"--admin: expected http://host:port, got {options.admin!r}"
+        raise UsageError(message)
+    path = (
+        f"/debug/decisions?limit={options.last}"
+        if options.request_id is None
+        else f"/debug/decisions/{quote(options.request_id, safe='')}"
+    )
+    try:
+        with urllib.request.urlopen(base + path, timeout=TIMEOUT_S) as answer:  # noqa: S310
+            body = answer.read()
+    except urllib.error.HTTPError as error:
+        detail = json.loads(error.read()).get("error", {}).get("message", error.reason)
+        raise UsageError(detail) from None
+    except OSError as error:
+        message = f"no router answers at {base}: {getattr(error, 'reason', error)}"
+        raise UsageError(message) from None
+    if options.request_id is None:
+        return msgspec.json.decode(body, type=list[DecisionRecord])
+    return [msgspec.json.decode(body, type=DecisionRecord)]
+
+
+def headline(record: DecisionRecord) -> list[str]:
+    """Return what happened to a request, as lines of text."""
+    kind = "tokens" if record.is_exact else "tokens (estimated from bytes)"
+    hot = "no hot prefix"
+    if record.hot_prefix_tokens is not None:
+        holders = ", ".join(record.hot_holders)
+        hot = f"hot prefix of {record.hot_prefix_tokens} tokens, wanted on {holders}"
+    known = "" if record.unroutable is None else f"; routed by load: {record.unroutable}"
+    ttft = "no first byte" if record.ttft_s is None else f"first byte after {record.ttft_s:.3f} s"
+    reported = record.reported_cached_tokens
+    told = "the engine did not report" if reported is None else f"the engine reported {reported}"
+    lines = [
+        f"request {record.request_id}: {record.path} model {record.model or '-'}",
+        f"  {record.prompt_tokens} prompt {kind}{known}; {hot}",
+        f"  policy {record.policy}, state {record.rung.value} ({record.state_age_s:.2f} s old)",
+    ]
+    for attempt in record.attempts:
+        decision = attempt.decision
+        lines.append(
+            f"  -> {decision.replica} by {decision.reason.value}: {WORDS[decision.reason.value]}"
+        )
+        lines.append(f"     predicted {decision.predicted_cached_tokens} cached tokens; {told}")
+        if attempt.error:
+            lines.append(f"     {attempt.outcome}: {attempt.error}")
+    lines.append(f"  {record.outcome}, status {record.status}, {ttft}, {record.duration_s:.3f} s")
+    return lines
+
+
+def candidates_table(attempt: Attempt) -> Table:
+    """Return every candidate of one attempt with its terms; the lowest score wins."""
+    table = Table(title="candidates, lowest score wins", title_justify="left")
+    candidates = attempt.decision.candidates
+    names = sorted({name for candidate in candidates for name in candidate.terms})
+    table.add_column("replica")
+    for column in ("score", *names, "cached tokens"):
+        table.add_column(column, justify="right")
+    for candidate in sorted(candidates, key=lambda c: c.score):
+        is_chosen = candidate.replica == attempt.decision.replica
+        cells = [f"{candidate.score:.4f}"]
+        cells += [f"{candidate.terms.get(name, 0.0):.4f}" for name in names]
+        cells.append(str(candidate.cached_tokens))
+        mark = "* " if is_chosen else "  "
+        table.add_row(f"{mark}{candidate.replica}", *cells, style="bold" if is_chosen else None)
+    return table
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the decisions that were asked for."""
+    records = fetch_records(options)
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(records)).decode())
+        return 0
+    console = Console(highlight=False)
+    for record in records:
+        for line in headline(record):
+            console.print(escape(line), soft_wrap=True)
+        for attempt in record.attempts:
+            console.print(candidates_table(attempt))
+    return 0

@@ -1,0 +1,45 @@
+"""What every long-running command does first: logging and the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import TYPE_CHECKING, TypeVar
+
+import uvloop
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Coroutine
+
+Result = TypeVar("Result")
+
+LOOPS = ("uvloop", "asyncio")
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def add_process_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that every long-running command has."""
+    parser.add_argument(
+        "--loop", choices=LOOPS, default="uvloop", help="event loop (default: uvloop)"
+    )
+    parser.add_argument(
+        "--log-level", choices=LEVELS, default="info", help="how much to log (default: info)"
+    )
+
+
+def set_up_logging(level: str) -> None:
+    """Log to standard error, one line per record."""
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+def run_loop(main: Coroutine[object, object, Result], loop: str) -> Result:
+    """Run ``main`` on the chosen event loop."""
+    factory = uvloop.new_event_loop if loop == "uvloop" else asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)

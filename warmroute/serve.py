@@ -1,0 +1,112 @@
+"""``warmroute serve``: the router."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from router.app import Served, serve
+from router.config import (
+    DEFAULT_ADMIN,
+    DEFAULT_LISTEN,
+    Config,
+    ConfigError,
+    decode_config,
+    load_config,
+)
+from warmroute.cli import UsageError
+from warmroute.process import add_process_flags, run_loop, set_up_logging
+
+if TYPE_CHECKING:
+    import argparse
+
+_log = logging.getLogger("warmroute")
+
+REDIS_VARIABLE = "WARMROUTE_REDIS"
+POLICIES = ("weighted", "round_robin", "uniform", "least_loaded", "power_of_two")
+EXAMPLES = """\
+examples:
+  # two engines, nothing else: affinity from the router's own placements
+  warmroute serve --replica http://127.0.0.1:8000 --replica http://127.0.0.1:8001
+
+  # exact prefixes for one model: its directory with tokenizer.json and chat template
+  warmroute serve --model my-model=/models/my-model --redis redis://10.0.0.5:6379
+
+  # everything from one file (examples/warmroute.yaml is annotated)
+  warmroute serve --config warmroute.yaml
+
+Replicas with a sidecar (warmroute sidecar) register themselves through Redis. Without --redis a
+private Valkey server runs as long as the router does. Flags win over the file, and the variable
+WARMROUTE_REDIS (for URLs with a password) over --redis.
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("--config", metavar="FILE", help="YAML configuration")
+    parser.add_argument(
+        "--replica", action="append", default=[], metavar="URL", help="a replica; repeatable"
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="directory with a model's tokenizer.json and chat template; repeatable",
+    )
+    parser.add_argument("--redis", metavar="URL", help="shared state: redis://, rediss://, unix://")
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help=f"for clients (default: {DEFAULT_LISTEN})"
+    )
+    parser.add_argument(
+        "--admin", metavar="HOST:PORT", help=f"for operators (default: {DEFAULT_ADMIN})"
+    )
+    parser.add_argument("--policy", choices=POLICIES, help="routing policy (default: weighted)")
+    parser.add_argument("--seed", type=int, help="seed of all random draws (default: random)")
+    parser.add_argument("--receipts", action="store_true", help="answer with x-warmroute-* headers")
+    add_process_flags(parser)
+
+
+def merge(options: argparse.Namespace, redis_from_environment: str | None) -> Config:
+    """Return the configuration of file, flags and environment; raises ConfigError."""
+    config = load_config(Path(options.config)) if options.config else Config()
+    raw = msgspec.to_builtins(config)
+    for key in ("listen", "admin", "seed"):
+        if getattr(options, key) is not None:
+            raw[key] = getattr(options, key)
+    raw["receipts"] = raw["receipts"] or options.receipts
+    if options.policy is not None:
+        raw["policy"] = {"kind": options.policy}
+    if options.replica:
+        raw["replicas"] = [{"url": url} for url in options.replica]
+    for pair in options.model:
+        name, equals, directory = pair.partition("=")
+        if not (name and equals and directory):
+            message = f"--model: expected NAME=DIR, got {pair!r}"
+            raise ConfigError(message)
+        raw["models"] = [*raw["models"], {"name": name, "tokenizer": directory}]
+    redis = redis_from_environment or options.redis
+    if redis:
+        raw["state"]["redis"] = redis
+    return decode_config(raw)
+
+
+def announce(served: Served) -> None:
+    """Tell that the router listens: one line for people, one for whoever started the process."""
+    print(f"ready {served.url} admin {served.admin_url} state {served.state_url}", flush=True)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the router until it is told to stop."""
+    set_up_logging(options.log_level)
+    try:
+        config = merge(options, os.environ.get(REDIS_VARIABLE))
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    run_loop(serve(config, announce), options.loop)
+    return 0

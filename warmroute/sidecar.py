@@ -1,0 +1,72 @@
+"""``warmroute sidecar``: beside each engine."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from sidecar.agent import run_sidecar_process
+from sidecar.profile import SettingsError, SidecarSettings
+from warmroute.cli import UsageError
+from warmroute.flag import add_setting_flags, settings_of
+from warmroute.process import add_process_flags, run_loop, set_up_logging
+from warmroute.serve import REDIS_VARIABLE
+
+if TYPE_CHECKING:
+    import argparse
+
+API_KEY_VARIABLE = "WARMROUTE_ENGINE_API_KEY"
+FLAGS = {
+    "engine": "the engine's address, http://host:port",
+    "redis": "shared state: redis://, rediss:// or unix:// URL",
+    "replica": "the replica's name; by default the engine's host:port",
+    "advertise": "address under which routers reach the engine; by default --engine",
+    "model": "model name; by default what the engine's /v1/models says",
+    "weights_revision": "revision of the weights, if two of one name are served",
+    "page_tokens": "tokens per KV page; by default what the engine says",
+    "block_tokens": "index granularity, a multiple of the page",
+    "capacity_pages": "pages in the engine's KV pool; by default what the engine says",
+    "events": "ZMQ endpoint of the KV events; by default what /kv_event_sources says",
+    "replay": "ZMQ endpoint that replays events",
+    "chain_seed": "the same as the routers' state.chain_seed",
+    "heartbeat_interval_s": "seconds between heartbeats",
+    "scrape_interval_s": "seconds between looks at /health and /metrics",
+    "drain_grace_s": "seconds that running requests may take on SIGTERM",
+}
+EXAMPLES = f"""\
+examples:
+  warmroute sidecar --engine http://127.0.0.1:8000 --redis redis://10.0.0.5:6379
+  warmroute sidecar --engine http://127.0.0.1:8000 --redis unix:///run/valkey.sock \\
+      --replica gpu-0 --advertise http://10.0.0.7:8000
+
+The engine (vLLM or the bundled worker) must publish KV events; everything else is found out.
+{REDIS_VARIABLE} holds a Redis URL with a password, {API_KEY_VARIABLE} the engine's key.
+Exit code 3: another sidecar registered the same replica.
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.epilog = EXAMPLES
+    add_setting_flags(parser, SidecarSettings, FLAGS)
+    add_process_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run one sidecar until it is told to stop."""
+    set_up_logging(options.log_level)
+    settings = settings_of(options, SidecarSettings, FLAGS)
+    settings = structs.replace(
+        settings,
+        redis=os.environ.get(REDIS_VARIABLE) or settings.redis,
+        api_key=os.environ.get(API_KEY_VARIABLE),
+    )
+    if not settings.redis:
+        message = f"--redis: expected a URL (or {REDIS_VARIABLE})"
+        raise UsageError(message)
+    try:
+        return run_loop(run_sidecar_process(settings), options.loop)
+    except SettingsError as error:
+        raise UsageError(str(error)) from None

@@ -1,0 +1,80 @@
+"""A multi-turn agent workload that follows from a seed.
+
+Agents of a few types share their type's long system prompt. A session is one task: the user says
+what to do, then the model and a tool take turns, and each request carries everything so far. What
+the model says is not part of the workload: the driver puts the real replies between the turns.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from msgspec import Struct
+
+from warmroute.corpus import Prose
+
+SYSTEM_CHARS: Final = (4_000, 9_000)
+TASK_CHARS: Final = (600, 1_800)
+OUTPUT_CHARS: Final = (1_200, 4_000)
+REPLY_TOKENS: Final = (16, 40)
+THINK_S: Final = (0.02, 0.25)
+
+Message = dict[str, str]
+
+
+class Turn(Struct, frozen=True):
+    """What is new in one request, how much the model may answer, and the pause before."""
+
+    message: Message
+    reply_tokens: int
+    think_s: float
+
+
+class Session(Struct, frozen=True):
+    """One task of one agent; ``system`` is the prompt that all agents of its type share."""
+
+    name: str
+    agent: str
+    system: Message
+    turns: tuple[Turn, ...]
+
+
+class WorkloadSize(Struct, frozen=True, kw_only=True):
+    """How much there is to do. ``open_sessions`` of them are under way at any time, at most."""
+
+    sessions: int = 32
+    turns: int = 6
+    agents: int = 4
+    open_sessions: int = 16
+
+
+def build_sessions(size: WorkloadSize, seed: int) -> tuple[Session, ...]:
+    """Return the sessions in the order in which they start."""
+    rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
+    prose = Prose(rng)
+    systems = [_system(prose, rng) for _ in range(size.agents)]
+    sessions = []
+    for index in range(size.sessions):
+        # Each type has its share; which comes when is drawn.
+        if index % size.agents == 0:
+            order = rng.sample(range(size.agents), size.agents)
+        agent = order[index % size.agents]
+        turns = tuple(_turn(prose, rng, index, place) for place in range(size.turns))
+        sessions.append(Session(f"session-{index:03d}", f"agent-{agent}", systems[agent], turns))
+    return tuple(sessions)
+
+
+def _system(prose: Prose, rng: random.Random) -> Message:
+    text = f"You are the {prose.title()} agent. Your rules:\n{prose.rules(rng.randint(*SYSTEM_CHARS))}"
+    return {"role": "system", "content": text}
+
+
+def _turn(prose: Prose, rng: random.Random, session_index: int, place: int) -> Turn:
+    if place == 0:
+        text = f"Task {session_index}: {prose.task(rng.randint(*TASK_CHARS))}"
+        message = {"role": "user", "content": text}
+    else:
+        text = f"$ {prose.title()}\n{prose.output(rng.randint(*OUTPUT_CHARS))}"
+        message = {"role": "tool", "content": text, "tool_call_id": f"call-{place}"}
+    return Turn(message, rng.randint(*REPLY_TOKENS), rng.uniform(*THINK_S))
