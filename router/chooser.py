@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from policies.model import ReplicaView, RoutingRequest
-from state.model import BlockId, LeaseTotals, ModelIdentity, ReplicaId
+from state.model import BlockId, LeaseTotals, ModelIdentity, ReplicaId, Rung
 from state.prefix import cached_tokens, chain_of, chain_root, salt_scope
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ APPROXIMATE_BLOCK_BYTES = 256
 APPROXIMATE = "approximate"
 """The tokenizer field of chains over bytes: they never meet a chain of real tokens."""
 NO_LEASES = LeaseTotals()
+EVENT_LAG_S = 0.25
+"""So soon after the first byte of an answer the engine's events have told of its prompt."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class Routed:
     prompt_tokens: int
     chains: dict[ModelIdentity, tuple[tuple[BlockId, ...], ...]] = field(default_factory=dict)
     heat: Heat | None = None
+    is_observed: bool = False
 
 
 class Warmth(Struct, frozen=True):
@@ -60,12 +63,23 @@ COLD = Warmth()
 
 @dataclass(slots=True)
 class Choice:
-    """A chosen replica with everything that was taken for the request."""
+    """A chosen replica with everything that was taken for the request.
+
+    ``is_told``: the engine's events will tell what becomes of the prompt.
+    """
 
     member: Member
     decision: Decision
     lease: Lease
     placements: list[tuple[Placements, Placement]]
+    is_told: bool
+
+    def first_byte(self, now_s: float) -> None:
+        """Note that the prompt is computed: what the engine tells counts from now on."""
+        self.lease.first_byte()
+        if self.is_told:
+            for book, placement in self.placements:
+                book.retire(placement, now_s + EVENT_LAG_S)
 
     def finish(self, outcome: Outcome, *, had_first_byte: bool) -> None:
         """Give back the lease; without a first byte the prompt does not count as resident."""
@@ -126,7 +140,9 @@ class Chooser:
             return None
         now_s = self._clock()
         warmth = self._warmth(routed, candidates, now_s)
-        if routed.heat is None and routed.prompt.prompts:
+        if not routed.is_observed and routed.prompt.prompts:
+            # Once per request: a second try is no second arrival.
+            routed.is_observed = True
             routed.heat = self._observe(routed, candidates, now_s)
         request = RoutingRequest(
             ordinal=routed.ordinal,
@@ -140,7 +156,19 @@ class Chooser:
         member = next(m for m in candidates if m.replica == decision.replica)
         uncached = max(0, routed.prompt_tokens - decision.predicted_cached_tokens)
         lease = self._know.leases.acquire(member.replica, uncached, now_s)
-        return Choice(member, decision, lease, self._place(routed, member, now_s))
+        is_live = self._know.reader.freshness()[0] is Rung.LIVE
+        return Choice(
+            member,
+            decision,
+            lease,
+            self._place(routed, member, now_s),
+            is_told=self._is_told(routed, member) and is_live,
+        )
+
+    @staticmethod
+    def _is_told(routed: Routed, member: Member) -> bool:
+        """Return whether the replica's events tell of this prompt."""
+        return member.has_events and routed.is_exact
 
     def _identity(self, routed: Routed, member: Member) -> ModelIdentity:
         """Return what the chain of this request on ``member`` starts from."""
@@ -197,7 +225,7 @@ class Chooser:
         block, divisor = identity.block_tokens, 1 if routed.is_exact else BYTES_PER_TOKEN
         for member in members:
             replica = member.replica
-            if member.has_events and routed.is_exact:
+            if self._is_told(routed, member):
                 overlap = resident.get(replica)
                 blocks = overlap.gpu_blocks if overlap is not None else 0
             else:
@@ -243,7 +271,7 @@ class Chooser:
     ) -> list[tuple[Placements, Placement]]:
         """Let the prompt count as resident on ``member`` from now on."""
         know = self._know
-        is_told = member.has_events and routed.is_exact
+        is_told = self._is_told(routed, member)
         books = (know.pending,) if is_told else (know.pending, know.guessed)
         return [
             (book, book.place(member.replica, chain, now_s))

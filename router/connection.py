@@ -69,6 +69,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_has_head",
         "_headers",
         "_is_complete",
+        "_is_discarded",
         "_is_interim",
         "_is_paused",
         "_method",
@@ -93,6 +94,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._requests_sent = 0
         self._is_paused = False
+        self._is_discarded = False
         self._begin("GET")
 
     def _begin(self, method: str) -> None:
@@ -134,15 +136,17 @@ class UpstreamConnection(asyncio.Protocol):
     def discard(self) -> None:
         """Close at once; the sink hears nothing more."""
         self._sink = None
+        self._is_discarded = True
         self._pool.withdraw(self)
         if self.transport is not None:
             self.transport.abort()
 
     def pause_reading(self) -> None:
         """Stop reading: the replica is held back by TCP."""
-        if self.transport is not None and not self._is_paused:
+        transport = self.transport
+        if transport is not None and not self._is_paused and not transport.is_closing():
             self._is_paused = True
-            self.transport.pause_reading()
+            transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Go on reading after ``pause_reading``."""
@@ -155,6 +159,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport; small writes must not wait for acknowledgements."""
+        if self._is_discarded:  # nobody waits for the connection any more
+            transport.close()
+            return
         self.transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         if sock is not None:

@@ -8,7 +8,6 @@ exactly once, whoever fails first.
 from __future__ import annotations
 
 import asyncio
-from email.utils import formatdate
 from typing import TYPE_CHECKING, Literal
 
 from aiohttp.http import HttpVersion11
@@ -186,7 +185,7 @@ class Exchange:
             is_http10=is_http10,
             keep_alive=keep_alive,
             added=self._added,
-            date=lambda: formatdate(self._pool.wall_clock_s(), usegmt=True),
+            date=self._pool.http_date,
         )
         self.hand = HandedOver(request, head.status, framing, keep_alive=keep_alive)
         self._observe(head)
@@ -204,10 +203,9 @@ class Exchange:
             self.observer = BodyObserver()
 
     def _pass_on(self, hand: HandedOver, head: bytes, data: bytes) -> None:
-        if hand.is_client_gone:
+        if not hand.send(head, data):
             self._leave()
             return
-        hand.send(head, data)
         if data:
             self._last_news_s = self._loop.time()
             if self.observer is not None:

@@ -55,6 +55,7 @@ class _Usage(Struct, frozen=True):
     input_tokens_details: _Details | None = None
 
 
+_NOTHING = Usage(None, None, None)
 _USAGE_DECODER = msgspec.json.Decoder(_Usage)
 
 
@@ -82,7 +83,8 @@ def parse_usage(data: bytes) -> Usage | None:
     details = told.prompt_tokens_details or told.input_tokens_details
     prompt = told.prompt_tokens if told.prompt_tokens is not None else told.input_tokens
     done = told.completion_tokens if told.completion_tokens is not None else told.output_tokens
-    return Usage(prompt, done, details.cached_tokens if details is not None else None)
+    usage = Usage(prompt, done, details.cached_tokens if details is not None else None)
+    return None if usage == _NOTHING else usage
 
 
 class StreamObserver:

@@ -192,8 +192,9 @@ class Proxy:
 
         def on_first_byte() -> None:
             nonlocal ttft_s
-            choice.lease.first_byte()
-            ttft_s = self._parts.clock() - call.started_s
+            now_s = self._parts.clock()
+            choice.first_byte(now_s)
+            ttft_s = now_s - call.started_s
 
         try:
             relayed = await relay(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from email.utils import formatdate
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -78,7 +79,9 @@ class UpstreamPool:
         self, settings: UpstreamSettings, wall_clock_s: Callable[[], float] = time.time
     ) -> None:
         self.settings = settings
-        self.wall_clock_s = wall_clock_s
+        self._wall_clock_s = wall_clock_s
+        self._date_s = -1
+        self._date = ""
         self._idle: dict[Endpoint, dict[UpstreamConnection, float]] = {}
         self._open: set[UpstreamConnection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -94,6 +97,13 @@ class UpstreamPool:
     def idle_connections(self) -> int:
         """Connections that wait for a request."""
         return sum(map(len, self._idle.values()))
+
+    def http_date(self) -> str:
+        """Return the time as HTTP writes it, made once a second."""
+        now_s = int(self._wall_clock_s())
+        if now_s != self._date_s:
+            self._date_s, self._date = now_s, formatdate(now_s, usegmt=True)
+        return self._date
 
     def take(self, endpoint: Endpoint) -> UpstreamConnection | None:
         """Return the idle connection that was used last, or None."""
@@ -114,18 +124,23 @@ class UpstreamPool:
             async with asyncio.timeout(self.settings.connect_timeout_s):
                 await loop.create_connection(lambda: connection, endpoint.host, endpoint.port)
         except (OSError, UnicodeError) as error:
-            connection.discard()
+            self._give_up(connection)
             why = "timed out" if isinstance(error, TimeoutError) else "failed"
             message = f"the connection to the replica {why}"
             raise ReplicaUnreachableError(message) from error
         except asyncio.CancelledError:
-            connection.discard()
+            self._give_up(connection)
             raise
         if self._is_closed:
             connection.discard()
             message = "the router is stopping"
             raise ReplicaUnreachableError(message)
         return connection
+
+    def _give_up(self, connection: UpstreamConnection) -> None:
+        """Forget a connection that was being made: uvloop may tell it of no loss after a cancel."""
+        connection.discard()
+        self.closed(connection)
 
     def put(self, connection: UpstreamConnection) -> None:
         """Keep a connection whose response is complete for the next request."""

@@ -91,20 +91,26 @@ class HandedOver(web.StreamResponse):
         """Bytes that wait in the router for the client to read."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
-    def send(self, head: bytes, data: bytes) -> None:
-        """Write ``head`` (may be empty) and frame ``data`` (may be empty)."""
-        if self._transport is None:
-            return
+    def send(self, head: bytes, data: bytes) -> bool:
+        """Write ``head`` (may be empty) and frame ``data`` (may be empty); False: nobody is there.
+
+        A closed transport must not be written to: uvloop raises where asyncio warns.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
         if data:
             self._sent_body_bytes += len(data)
             if self._framing == "chunked":
                 data = _CHUNK % (len(data), data)
-        self._transport.write(head + data if head else data)
+        transport.write(head + data if head else data)
+        return True
 
     def finish(self) -> None:
         """Write the end of the body, where its framing has one."""
-        if self._framing == "chunked" and self._transport is not None:
-            self._transport.write(_LAST_CHUNK)
+        transport = self._transport
+        if self._framing == "chunked" and transport is not None and not transport.is_closing():
+            transport.write(_LAST_CHUNK)
 
     def break_off(self, last_words: bytes) -> None:
         """End an incomplete response so that the client can tell.

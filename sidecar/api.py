@@ -94,7 +94,7 @@ class TokenizeBody(Struct, frozen=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: msgspec.Raw | None = None
+    messages: Any = None
     add_special_tokens: bool = True
 
 

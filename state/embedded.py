@@ -108,12 +108,13 @@ class EmbeddedValkey:
         command = [str(get_binary_path())]
         for name, value in options.items():
             command += [f"--{name}", value]
-        return subprocess.Popen(  # noqa: S603 - our own binary and options
-            _bound_to_this_process(command),
-            stdin=subprocess.DEVNULL,
-            stdout=(directory / "log").open("wb"),
-            stderr=subprocess.STDOUT,
-        )
+        with (directory / "log").open("wb") as log:
+            return subprocess.Popen(  # noqa: S603 - our own binary and options
+                _bound_to_this_process(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
     async def _wait_until_ready(self) -> None:
         client = command_client(RedisSettings(url=self.url, command_timeout_s=0.5))

@@ -311,7 +311,15 @@ class Mirror:
         keys, positions = list(follows), [follow.position for follow in follows.values()]
         count = max(1, _READ_ENTRIES // len(keys))
         block_ms = max(1, round(self._timing.block_s * 1000))
-        arguments: list[Argument] = ["COUNT", count, "BLOCK", block_ms, "STREAMS", *keys, *positions]
+        arguments: list[Argument] = [
+            "COUNT",
+            count,
+            "BLOCK",
+            block_ms,
+            "STREAMS",
+            *keys,
+            *positions,
+        ]
         reply = await run_command(self._tail_client, "XREAD", *arguments)
         self._tail_ok_s = self._clock()
         for key, rows in reply or ():

@@ -8,11 +8,13 @@ time to live and the engine's capacity is all that is known of their caches.
 Per replica the blocks are kept in the order of last use, the deepest block of a chain first. What
 goes, by age or capacity, goes from that end, so that a block never outlives its ancestors, and the
 leading run of a chain can be found by bisection instead of a walk.
+
+Once an engine has told, its word counts: a placement that outlived it would hide an eviction.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -48,7 +50,7 @@ class _Held:
 class Placements:
     """Recent assignments per replica. Clock values are passed in; memory is bounded."""
 
-    __slots__ = ("_capacity_blocks", "_held", "_ordinal", "_ttl_s")
+    __slots__ = ("_capacity_blocks", "_held", "_ordinal", "_retiring", "_ttl_s")
 
     def __init__(
         self, ttl_s: float = PENDING_TTL_S, capacity_blocks: int = DEFAULT_CAPACITY_BLOCKS
@@ -57,6 +59,7 @@ class Placements:
         self._capacity_blocks = capacity_blocks
         self._held: dict[ReplicaId, _Held] = {}
         self._ordinal = 0
+        self._retiring: deque[tuple[float, Placement]] = deque()
 
     def limit(self, replica: ReplicaId, ttl_s: float, capacity_blocks: int) -> None:
         """Give ``replica`` its own time to live and capacity; a shorter life starts afresh."""
@@ -68,6 +71,7 @@ class Placements:
 
     def place(self, replica: ReplicaId, chain: Sequence[BlockId], now_s: float) -> Placement:
         """Note that a prompt with ``chain`` goes to ``replica``."""
+        self._retire_due(now_s)
         self._ordinal += 1
         held = self._of(replica)
         placed = tuple(chain[: held.capacity_blocks])
@@ -88,6 +92,7 @@ class Placements:
 
     def overlap(self, chain: Sequence[BlockId], now_s: float) -> dict[ReplicaId, int]:
         """Return the leading blocks of ``chain`` that were sent to each replica, where any."""
+        self._retire_due(now_s)
         runs = {}
         for replica, held in self._held.items():
             self._expire(held, now_s)
@@ -115,6 +120,28 @@ class Placements:
         if not placement.is_open:
             return False
         placement.is_open = False
+        self._take_back(placement)
+        return True
+
+    def retire(self, placement: Placement, due_s: float) -> bool:
+        """Let a placement count until ``due_s`` only; False when it was closed.
+
+        By then the engine has told what became of the prompt. Calls come in the order of due times.
+        """
+        was_open = self.confirm(placement)
+        if was_open:
+            self._retiring.append((due_s, placement))
+        return was_open
+
+    def forget(self, replica: ReplicaId) -> None:
+        """Drop all that was sent to ``replica``, and its limits: its cache is a new one."""
+        self._held.pop(replica, None)
+
+    def _retire_due(self, now_s: float) -> None:
+        while self._retiring and self._retiring[0][0] <= now_s:
+            self._take_back(self._retiring.popleft()[1])
+
+    def _take_back(self, placement: Placement) -> None:
         held = self._held.get(placement.replica)
         blocks = held.blocks if held else {}
         for block in placement.chain:
@@ -125,11 +152,6 @@ class Placements:
                 blocks[block] = (entry[0], entry[1] - 1, entry[2])
             else:
                 del blocks[block]
-        return True
-
-    def forget(self, replica: ReplicaId) -> None:
-        """Drop all that was sent to ``replica``, and its limits: its cache is a new one."""
-        self._held.pop(replica, None)
 
     def _of(self, replica: ReplicaId) -> _Held:
         held = self._held.get(replica)

@@ -76,7 +76,8 @@ def salt_scope(salt: str) -> str:
 
 def pack_tokens(token_ids: Iterable[int]) -> bytes:
     """Return token ids as consecutive little-endian u32; raises OverflowError outside of u32."""
-    packed = array("I", token_ids)
+    # A bytes object is an iterable of ids, but array() would take it for memory to copy.
+    packed = array("I", list(token_ids) if isinstance(token_ids, bytes | bytearray) else token_ids)
     if packed.itemsize != TOKEN_BYTES:  # pragma: no cover - no supported platform
         packed = array("L", packed)
     if sys.byteorder == "big":  # pragma: no cover - exercised on big-endian machines only

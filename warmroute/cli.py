@@ -7,6 +7,7 @@ Ctrl-C. Commands are imported when they run, so that ``--help`` is quick.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING
@@ -73,6 +74,8 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    # The tokenizers library reads it when it is imported: its threads are ours, not its own.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in words if word in COMMANDS), None)
     options = build_parser(chosen).parse_args(words)

@@ -28,7 +28,13 @@ CHAT_TEMPLATE: Final = """\
 """
 
 _TRAINING_CHARS: Final = 120_000
-_THINGS: Final = (
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_THINGS: Final = _words(
     "account address backup balance batch branch build bucket cache campaign certificate channel "
     "charge cluster column commit container contract coupon currency customer cursor dashboard "
     "database delivery deployment discount document email endpoint event export failure feature "
@@ -40,21 +46,21 @@ _THINGS: Final = (
     "secret segment server session shipment signature snapshot source stock storage stream summary "
     "supplier table tag target task template tenant test ticket timeout token trace transaction "
     "trigger type update upload user value version voucher warehouse webhook worker zone"
-).split()
-_ACTIONS: Final = (
+)
+_ACTIONS: Final = _words(
     "accept add apply approve archive assign attach audit cancel check clear close collect compare "
     "compress confirm convert copy count create delete deliver deny describe detect disable drop "
     "enable escalate explain fetch filter find fix group insert inspect join keep list load merge "
     "move notify open parse pause print publish read reject release remove rename repair replace "
     "resolve restart restore return review revoke rotate route run save scan search select send "
     "split start stop store submit summarise test transfer undo update upload validate verify write"
-).split()
-_QUALITIES: Final = (
+)
+_QUALITIES: Final = _words(
     "active archived broken closed cold correct current damaged default duplicate early empty "
     "expired external failed final first full hidden high internal large last late local locked "
     "low missing new next old open original partial pending previous primary private public ready "
     "recent remote required rejected second shared short slow stale temporary unknown unpaid valid"
-).split()
+)
 _RULES: Final = (
     "Always {action} the {quality} {thing} before you {action2} the {thing2}.",
     "Never {action} a {thing} that belongs to a {quality} {thing2}; {action2} it instead.",

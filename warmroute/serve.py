@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("warmroute")
 
 REDIS_VARIABLE = "WARMROUTE_REDIS"
-POLICIES = ("weighted", "round_robin", "uniform", "least_loaded", "power_of_two")
+POLICIES = ("weighted", "round_robin", "random", "least_loaded", "power_of_two")
 EXAMPLES = """\
 examples:
   # two engines, nothing else: affinity from the router's own placements

@@ -10,15 +10,17 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from warmroute.corpus import Prose
 
-SYSTEM_CHARS: Final = (4_000, 9_000)
-TASK_CHARS: Final = (600, 1_800)
-OUTPUT_CHARS: Final = (1_200, 4_000)
-REPLY_TOKENS: Final = (16, 40)
+SYSTEM_CHARS: Final = (5_000, 9_000)
+TASK_CHARS: Final = (3_000, 9_000)
+OUTPUT_CHARS: Final = (800, 2_400)
+REPLY_TOKENS: Final = (10, 24)
 THINK_S: Final = (0.02, 0.25)
+ARRIVAL_S: Final = 0.15
+"""The first sessions arrive one by one, this far apart; each later one when another has ended."""
 
 Message = dict[str, str]
 
@@ -43,10 +45,10 @@ class Session(Struct, frozen=True):
 class WorkloadSize(Struct, frozen=True, kw_only=True):
     """How much there is to do. ``open_sessions`` of them are under way at any time, at most."""
 
-    sessions: int = 32
+    sessions: int = 28
     turns: int = 6
     agents: int = 4
-    open_sessions: int = 16
+    open_sessions: int = 14
 
 
 def build_sessions(size: WorkloadSize, seed: int) -> tuple[Session, ...]:
@@ -60,13 +62,19 @@ def build_sessions(size: WorkloadSize, seed: int) -> tuple[Session, ...]:
         if index % size.agents == 0:
             order = rng.sample(range(size.agents), size.agents)
         agent = order[index % size.agents]
-        turns = tuple(_turn(prose, rng, index, place) for place in range(size.turns))
-        sessions.append(Session(f"session-{index:03d}", f"agent-{agent}", systems[agent], turns))
+        turns = [_turn(prose, rng, index, place) for place in range(size.turns)]
+        if index < size.open_sessions:
+            turns[0] = structs.replace(turns[0], think_s=turns[0].think_s + index * ARRIVAL_S)
+        sessions.append(
+            Session(f"session-{index:03d}", f"agent-{agent}", systems[agent], tuple(turns))
+        )
     return tuple(sessions)
 
 
 def _system(prose: Prose, rng: random.Random) -> Message:
-    text = f"You are the {prose.title()} agent. Your rules:\n{prose.rules(rng.randint(*SYSTEM_CHARS))}"
+    text = (
+        f"You are the {prose.title()} agent. Your rules:\n{prose.rules(rng.randint(*SYSTEM_CHARS))}"
+    )
     return {"role": "system", "content": text}
 
 

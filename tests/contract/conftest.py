@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
+
 from support.state_backend import MemoryBackend, RedisBackend
 from support.valkey import ValkeyProcess
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from support.fleet_state import A, B, batch, block, blocks, record
 
 from state.model import Fence, Generation, LeaseTotals, ReplicaLoad, Rung, Tier
+from support.fleet_state import A, B, batch, block, blocks, record
 
 if TYPE_CHECKING:
-    from support.state_backend import Backend
-
     from state.store import FleetReader
+    from support.state_backend import Backend
 
 
 async def _settled(backend: Backend, router: str = "r1") -> FleetReader:
@@ -84,8 +83,9 @@ async def test_residency_follows_the_changes_in_order(backend: Backend) -> None:
     assert await reader.settle(5)
     assert reader.overlap(blocks(1, 2, 3, 4))[A].gpu_blocks == 4
     await backend.writer.apply([batch(4, stored=blocks(1), is_clear=True)])
-    assert await reader.settle(5)
-    assert reader.overlap(blocks(1, 2, 3, 4))[A].gpu_blocks == 1
+    for view in (reader, await _settled(backend, "r2")):
+        assert await view.settle(5)
+        assert view.overlap(blocks(1, 2, 3, 4))[A].gpu_blocks == 1
 
 
 async def test_a_hole_ends_the_overlap(backend: Backend) -> None:
@@ -124,6 +124,7 @@ async def test_a_late_write_of_a_dead_generation_has_no_effect(backend: Backend)
     reader = await _settled(backend)
     await backend.writer.register(record(generation="g2"))
     await backend.writer.apply([batch(1, stored=blocks(1), generation="g2")])
+    assert await reader.settle(5)
     await backend.writer.apply([batch(2, stored=blocks(2)), batch(3, is_clear=True)])
     for view in (reader, await _settled(backend, "r2")):
         assert await view.settle(5)

@@ -6,6 +6,9 @@ import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
+
+from router.upstream import UpstreamSettings
+from support.front import staged
 from support.raw import (
     DONE,
     LAST,
@@ -16,16 +19,13 @@ from support.raw import (
     chunk,
     post,
     sized,
-    staged,
     with_both_loops,
 )
-
-from router.upstream import UpstreamSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from support.raw import Front
+    from support.front import Front
 
 EVENT = b'data: {"choices":[]}\n\n'
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: audio/wav\r\nTransfer-Encoding: chunked\r\n\r\n"

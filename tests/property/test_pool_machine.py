@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,6 +13,9 @@ from sidecar.cache import PagedCache, PagesCleared, PagesRemoved, PagesStored
 from sidecar.scheduler import NeverFitsError, Phase, Scheduler, SchedulerLimits, Sequence, Step
 from state.model import BlockId
 from state.prefix import chain_of, pack_tokens
+
+if TYPE_CHECKING:
+    from sidecar.pool import PageId
 
 ROOTS = (BlockId(b"plain".ljust(16)), BlockId(b"salted".ljust(16)))
 
@@ -29,10 +32,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.step: Step | None = None
 
     @initialize(
-        pages=st.integers(1, 24),
-        page_tokens=st.sampled_from([1, 2, 4]),
-        step_tokens=st.integers(1, 24),
-        sequences=st.integers(1, 5),
+        pages=st.integers(2, 16),
+        page_tokens=st.sampled_from([1, 2, 3]),
+        step_tokens=st.integers(4, 24),
+        sequences=st.integers(2, 5),
     )
     def start(self, pages: int, page_tokens: int, step_tokens: int, sequences: int) -> None:
         limits = SchedulerLimits(
@@ -42,9 +45,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(self.cache, limits)
 
     @rule(
-        shared_tokens=st.integers(1, 30),
+        shared_tokens=st.integers(1, 16),
         tail=st.lists(st.integers(0, 2), max_size=6),
-        outputs=st.integers(1, 12),
+        outputs=st.integers(1, 20),
         root=st.sampled_from(ROOTS),
     )
     def submit(self, shared_tokens: int, tail: list[int], outputs: int, root: BlockId) -> None:
@@ -92,7 +95,16 @@ class EngineMachine(RuleBasedStateMachine):
         self.cache.reset()
         assert self.cache.pool.cached_pages == 0
 
-    @precondition(lambda self: self.step is None)
+    @precondition(lambda self: self.step is None and self.scheduler.has_work)
+    @rule(steps=st.integers(2, 12), token=st.integers(0, 2))
+    def run(self, steps: int, token: int) -> None:
+        for _ in range(steps):
+            if self.scheduler.has_work:
+                self.schedule()
+                self.pages_are_conserved()
+                self.complete(token)
+
+    @precondition(lambda self: self.step is None and self.scheduler.has_work)
     @rule()
     def run_to_the_end(self) -> None:
         for _ in range(2000):
@@ -107,7 +119,7 @@ class EngineMachine(RuleBasedStateMachine):
     def pages_are_conserved(self) -> None:
         pool = self.cache.pool
         pool.audit()
-        references: Counter[int] = Counter()
+        references: Counter[PageId] = Counter()
         for sequence in self.live:
             pages = sequence.table.pages
             assert len(set(pages)) == len(pages)
@@ -166,4 +178,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import openai
 from msgspec import Struct
@@ -13,6 +13,9 @@ from state.prefix import TOKEN_BYTES, cacheable_tokens, chain_of, chain_root
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _ROOT: Final = chain_root(ModelIdentity(model="any"), 0)
 
@@ -74,7 +77,7 @@ async def ask(
     )
 
 
-async def at_once[Item, Result](
+async def at_once(
     items: Iterable[Item], limit: int, work: Callable[[Item], Awaitable[Result]]
 ) -> list[Result]:
     """Do ``work`` on every item, ``limit`` at a time, begun in order; results in order."""

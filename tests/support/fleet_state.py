@@ -26,7 +26,11 @@ def blocks(*numbers: int) -> tuple[BlockId, ...]:
 
 
 def record(
-    replica: ReplicaId = A, generation: str = "g1", sidecar: str = "s1", *, is_draining: bool = False
+    replica: ReplicaId = A,
+    generation: str = "g1",
+    sidecar: str = "s1",
+    *,
+    is_draining: bool = False,
 ) -> ReplicaRecord:
     return ReplicaRecord(
         replica=replica,
@@ -39,7 +43,7 @@ def record(
     )
 
 
-def batch(  # noqa: PLR0913 - one field of the batch each
+def batch(
     sequence: int,
     stored: tuple[BlockId, ...] = (),
     removed: tuple[BlockId, ...] = (),

@@ -17,10 +17,9 @@ from state.timing import MirrorTiming, StoreTiming
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
-    from support.valkey import ValkeyProcess
-
     from state.model import ReplicaId
     from state.store import FleetReader, ReplicaWriter
+    from support.valkey import ValkeyProcess
 
 FAST_ROUNDS = MirrorTiming(
     registry_interval_s=0.02,
@@ -30,6 +29,8 @@ FAST_ROUNDS = MirrorTiming(
     backoff_base_s=0.02,
     backoff_cap_s=0.1,
 )
+
+STORE_TIMES = StoreTiming()
 
 
 class Backend(Protocol):
@@ -81,7 +82,7 @@ class RedisBackend:
         self,
         router: str = "r1",
         timing: MirrorTiming = FAST_ROUNDS,
-        store_timing: StoreTiming = StoreTiming(),
+        store_timing: StoreTiming = STORE_TIMES,
     ) -> Mirror:
         mirror = Mirror(
             self._server.settings,

@@ -67,7 +67,7 @@ class ValkeyProcess:
         self.socket_path.unlink(missing_ok=True)
 
     def freeze(self) -> None:
-        """Connections stay open, nothing is answered."""
+        """Stop answering; connections stay open."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import selectors
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final
+from urllib.error import HTTPError
 
 import msgspec
 
@@ -84,3 +89,48 @@ def _address(process: subprocess.Popen[str], log: IO[str]) -> WorkerAddress:
         message = f"the worker did not start: {log.read()}"
         raise AssertionError(message)
     return WorkerAddress(http=words[1], events=words[3], replay=words[5])
+
+
+def get_text(worker: RunningWorker, path: str) -> str:
+    """Return the body of a GET."""
+    with urllib.request.urlopen(f"{worker.url}{path}", timeout=10) as response:  # noqa: S310 - http
+        return str(response.read().decode())
+
+
+def post_json(worker: RunningWorker, path: str, body: Any) -> tuple[int, Any]:
+    """Return status and decoded body of a POST; ``body`` may be raw bytes."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"{worker.url}{path}", raw, method="POST")  # noqa: S310 - http
+    try:
+        with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310 - http
+            return response.status, json.loads(response.read())
+    except HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def metrics_of(worker: RunningWorker) -> dict[str, float]:
+    """Return the worker's metrics by their names without ``vllm:``."""
+    lines = [line for line in get_text(worker, "/metrics").splitlines() if not line.startswith("#")]
+    pairs = (line.rsplit(" ", 1) for line in lines)
+    return {name.split("{")[0].removeprefix("vllm:"): float(value) for name, value in pairs}
+
+
+def send_chat(worker: RunningWorker, body: dict[str, Any]) -> socket.socket:
+    """Send a chat request on a connection of its own."""
+    host, port = worker.url.removeprefix("http://").split(":")
+    raw = json.dumps(
+        {"model": worker.settings.model, "messages": [{"role": "user", "content": "hi"}]} | body
+    )
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: w\r\nContent-Length: {len(raw)}\r\n\r\n"
+    connection.sendall((head + raw).encode())
+    return connection
+
+
+def wait_for_metric(worker: RunningWorker, name: str, value: float, within_s: float) -> float:
+    """Return after how long the metric had ``value``."""
+    start_s = time.monotonic()
+    while metrics_of(worker)[name] != value:
+        assert time.monotonic() - start_s < within_s, f"{name} is not {value}: {metrics_of(worker)}"
+    return time.monotonic() - start_s

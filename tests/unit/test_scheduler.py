@@ -74,12 +74,12 @@ def test_generated_tokens_fill_pages_and_the_last_one_is_never_cached() -> None:
 
 def test_the_cached_tokens_of_a_request_are_those_of_its_first_admission() -> None:
     scheduler = _scheduler(64)
-    first = _submit(scheduler, 16)
-    assert first.cached_tokens is None
+    both = [_submit(scheduler, 16)]
+    assert [sequence.cached_tokens for sequence in both] == [None]
     _run(scheduler)
-    again = _submit(scheduler, 16)
+    both.append(_submit(scheduler, 16))
     _run(scheduler)
-    assert (first.cached_tokens, again.cached_tokens) == (0, 12)
+    assert [sequence.cached_tokens for sequence in both] == [0, 12]
     assert (scheduler.counters.queried_tokens, scheduler.counters.hit_tokens) == (32, 12)
 
 

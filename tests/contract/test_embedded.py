@@ -1,0 +1,89 @@
+"""The private server: reachable by its socket only, and gone with its owner."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from state.client import RedisSettings, command_client, run_command
+from state.embedded import EmbeddedValkey
+from state.store import StateError
+from support.valkey import eventually
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+async def test_the_server_is_private_and_leaves_nothing_behind() -> None:
+    async with EmbeddedValkey(maxmemory_bytes=64 << 20) as server:
+        socket_path = Path(urlsplit(server.url).path)
+        assert len(os.fsencode(socket_path)) <= 100
+        assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o700
+        client = command_client(RedisSettings(url=server.url, command_timeout_s=1.0))
+        try:
+            names = ("port", "save", "appendonly", "maxmemory", "maxmemory-policy")
+            values = [(await run_command(client, "CONFIG", "GET", name))[1] for name in names]
+            assert values == [b"0", b"", b"no", b"67108864", b"volatile-lru"]
+        finally:
+            await client.aclose()
+        pid = server.pid
+        assert pid is not None
+    assert not _is_running(pid)
+    assert not socket_path.parent.exists()
+
+
+async def test_a_frozen_server_still_ends_with_its_block() -> None:
+    async with EmbeddedValkey() as server:
+        pid = server.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+    assert not _is_running(pid)
+
+
+async def test_a_server_that_can_not_start_says_why() -> None:
+    with pytest.raises(StateError, match="did not start"):
+        async with EmbeddedValkey(maxmemory_bytes=-1):
+            pass
+
+
+_OWNER = """
+import asyncio
+from state.embedded import EmbeddedValkey
+
+async def main():
+    async with EmbeddedValkey() as server:
+        print(server.pid, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux can promise this")
+async def test_the_server_dies_with_an_owner_that_is_killed() -> None:
+    owner = subprocess.Popen(  # noqa: ASYNC220 - its pipe is read in a thread
+        [sys.executable, "-c", _OWNER], stdout=subprocess.PIPE
+    )
+    try:
+        assert owner.stdout is not None
+        pid = int(await asyncio.to_thread(owner.stdout.readline))
+        assert _is_running(pid)
+        owner.kill()
+        await eventually(lambda: not _is_running(pid))
+    finally:
+        owner.kill()
+        owner.communicate()

@@ -1,0 +1,210 @@
+"""State machines: the residency index, leases and placements against plain models of them."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+
+from state.lease import Lease, LeaseBook, Outcome
+from state.model import BlockId, LeaseTotals, Overlap, ReplicaId, Tier
+from state.placement import Placement, Placements
+from state.residency import Residency
+from support.fleet_state import block
+
+_REPLICAS = st.sampled_from([ReplicaId(name) for name in "abc"])
+_TIERS = st.sampled_from(list(Tier))
+_BLOCKS = st.lists(st.integers(0, 9).map(block), max_size=6, unique=True)
+_CHAIN = [block(number) for number in range(10)]
+
+
+def _run(chain: list[BlockId], held: set[BlockId]) -> int:
+    for depth, each in enumerate(chain):
+        if each not in held:
+            return depth
+    return len(chain)
+
+
+class ResidencyMachine(RuleBasedStateMachine):
+    """The bitmaps answer like sets per replica and tier, in any order of changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.residency = Residency()
+        self.model: dict[ReplicaId, dict[Tier, set[BlockId]]] = {}
+
+    @rule(replica=_REPLICAS, tier=_TIERS, blocks=_BLOCKS)
+    def store(self, replica: ReplicaId, tier: Tier, blocks: list[BlockId]) -> None:
+        self.residency.store(replica, tier, blocks)
+        self.model.setdefault(replica, {}).setdefault(tier, set()).update(blocks)
+
+    @rule(replica=_REPLICAS, tier=_TIERS, blocks=_BLOCKS)
+    def remove(self, replica: ReplicaId, tier: Tier, blocks: list[BlockId]) -> None:
+        self.residency.remove(replica, tier, blocks)
+        self.model.get(replica, {}).get(tier, set()).difference_update(blocks)
+
+    @rule(replica=_REPLICAS)
+    def drop(self, replica: ReplicaId) -> None:
+        self.residency.drop(replica)
+        self.model.pop(replica, None)
+
+    @rule(limit=st.integers(0, 5))
+    def sweep(self, limit: int) -> None:
+        self.residency.sweep(limit)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        for replica, tiers in self.model.items():
+            assert self.residency.resident(replica) == sum(map(len, tiers.values()))
+            for tier, held in tiers.items():
+                assert self.residency.blocks(replica, tier) == held
+
+    @invariant()
+    def overlaps_agree(self) -> None:
+        for start in range(4):
+            chain = _CHAIN[start:]
+            expected = {}
+            for replica, tiers in self.model.items():
+                anywhere: set[BlockId] = set().union(*tiers.values())
+                gpu, any_tier = _run(chain, tiers.get(Tier.GPU, set())), _run(chain, anywhere)
+                if any_tier:
+                    expected[replica] = Overlap(gpu_blocks=gpu, any_tier_blocks=any_tier)
+            assert self.residency.overlap(chain) == expected
+
+    @invariant()
+    def nothing_is_left_behind(self) -> None:
+        held = sum(len(blocks) for tiers in self.model.values() for blocks in tiers.values())
+        assert self.residency.indexed_blocks <= held + self.residency.retired_blocks
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Counts equal the set of open leases, whatever is finished, forgotten or repeated."""
+
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = LeaseBook()
+        self.open: dict[Lease, bool] = {}
+        self.counted: dict[ReplicaId, set[Lease]] = {}
+        self.prefilled: set[Lease] = set()
+
+    @rule(target=leases, replica=_REPLICAS, tokens=st.integers(0, 100))
+    def acquire(self, replica: ReplicaId, tokens: int) -> Lease:
+        lease = self.book.acquire(replica, tokens, now_s=0.0)
+        self.open[lease] = True
+        self.counted.setdefault(replica, set()).add(lease)
+        return lease
+
+    @rule(lease=leases)
+    def first_byte(self, lease: Lease) -> None:
+        assert lease.first_byte() == (self.open[lease] and lease not in self.prefilled)
+        self.prefilled.add(lease)
+
+    @rule(lease=leases, outcome=st.sampled_from(list(Outcome)))
+    def finish(self, lease: Lease, outcome: Outcome) -> None:
+        assert lease.finish(outcome) == self.open[lease]
+        self.open[lease] = False
+
+    @rule(replica=_REPLICAS)
+    def forget(self, replica: ReplicaId) -> None:
+        self.book.forget(replica)
+        self.counted.pop(replica, None)
+
+    @invariant()
+    def totals_agree(self) -> None:
+        expected = {}
+        for replica, leases in self.counted.items():
+            live = [lease for lease in leases if self.open[lease]]
+            waiting = [lease for lease in live if lease not in self.prefilled]
+            tokens = sum(lease.uncached_tokens for lease in waiting)
+            if live:
+                expected[replica] = LeaseTotals(inflight=len(live), uncached_tokens=tokens)
+        assert self.book.totals() == expected
+        assert self.book.open_count == sum(self.open.values())
+
+
+class PlacementMachine(RuleBasedStateMachine):
+    """A run is what some standing, unexpired placement sent; known blocks are always a prefix."""
+
+    placements = Bundle("placements")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.placed = Placements(ttl_s=10.0, capacity_blocks=8)
+        self.now_s = 0.0
+        self.sent: list[tuple[Placement, float]] = []
+        self.withdrawn: set[int] = set()
+
+    @rule(
+        target=placements,
+        replica=_REPLICAS,
+        path=st.lists(st.integers(0, 1), min_size=1, max_size=6),
+    )
+    def place(self, replica: ReplicaId, path: list[int]) -> object:
+        placement = self.placed.place(replica, self._chain(path), self.now_s)
+        self.sent.append((placement, self.now_s))
+        return multiple(placement)
+
+    @rule(placement=placements)
+    def withdraw(self, placement: Placement) -> None:
+        was_open = placement.is_open
+        assert self.placed.withdraw(placement) == was_open
+        if was_open:
+            self.withdrawn.add(placement.ordinal)
+
+    @rule(placement=placements)
+    def confirm(self, placement: Placement) -> None:
+        self.placed.confirm(placement)
+
+    @rule(passed_s=st.sampled_from([0.0, 1.0, 6.0, 20.0]))
+    def wait(self, passed_s: float) -> None:
+        self.now_s += passed_s
+
+    @rule(replica=_REPLICAS)
+    def forget(self, replica: ReplicaId) -> None:
+        self.placed.forget(replica)
+        self.sent = [pair for pair in self.sent if pair[0].replica != replica]
+
+    @invariant()
+    def runs_come_from_standing_placements(self) -> None:
+        for path in ([0] * 6, [1, 0, 1, 0, 1, 0], [0, 1, 1, 0, 0, 1]):
+            chain = self._chain(path)
+            for replica, run in self.placed.overlap(chain, self.now_s).items():
+                sources = [
+                    placement
+                    for placement, sent_s in self.sent
+                    if placement.replica == replica
+                    and placement.ordinal not in self.withdrawn
+                    and placement.chain[:run] == chain[:run]
+                ]
+                assert sources
+                last_s = max(s for placement, s in self.sent if placement.replica == replica)
+                assert self.now_s - last_s < 10.0
+
+    @invariant()
+    def known_blocks_are_a_prefix_and_bounded(self) -> None:
+        for held in self.placed._held.values():
+            assert len(held.blocks) <= 8
+            for known in held.blocks:
+                depth = known[0]
+                path = [int(bit) for bit in f"{known[1]:08b}"[:depth]]
+                assert all(parent in held.blocks for parent in self._chain(path))
+
+    @staticmethod
+    def _chain(path: list[int]) -> tuple[BlockId, ...]:
+        """Name each block by its depth and the whole path to it, as chains do."""
+        names = []
+        for depth in range(1, len(path) + 1):
+            bits = "".join(map(str, path[:depth])).ljust(8, "0")
+            names.append(BlockId(bytes([depth, int(bits, 2)]).ljust(16, b"\0")))
+        return tuple(names)
+
+
+_BOUNDED = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestResidency = ResidencyMachine.TestCase
+TestResidency.settings = _BOUNDED
+TestLeases = LeaseMachine.TestCase
+TestLeases.settings = _BOUNDED
+TestPlacements = PlacementMachine.TestCase
+TestPlacements.settings = _BOUNDED

@@ -1,0 +1,84 @@
+"""Which missing records mean that a replica is gone, and which that the store has forgotten."""
+
+from __future__ import annotations
+
+from state.model import Generation, ReplicaLoad
+from state.registry import Registry, Row
+from state.schema import encode_load, encode_record
+from support.fleet_state import A, B, record
+
+
+def _row(generation: str = "g1", load: ReplicaLoad | None = None) -> Row:
+    return encode_record(record(A, generation)), encode_load(load) if load else None
+
+
+def _registry() -> Registry:
+    registry = Registry(grace_s=30.0, load_ttl_s=3.0)
+    registry.observe({A: _row(load=ReplicaLoad(running=1))}, now_s=0.0)
+    return registry
+
+
+def test_an_indexed_replica_without_a_record_is_gone() -> None:
+    registry = _registry()
+    registry.observe({A: (None, None)}, now_s=1.0)
+    assert registry.view() == {}
+
+
+def test_a_replica_that_the_index_forgot_stays_for_the_grace_period() -> None:
+    registry = _registry()
+    registry.observe({}, now_s=1.0)
+    registry.observe({}, now_s=30.9)
+    assert list(registry.view()) == [A]
+    registry.observe({}, now_s=31.0)
+    assert registry.view() == {}
+
+
+def test_after_an_outage_a_missing_record_is_no_evidence_until_it_was_seen_again() -> None:
+    registry = _registry()
+    registry.doubt_all(now_s=10.0)
+    registry.observe({A: (None, None)}, now_s=10.0)
+    registry.doubt_all(now_s=39.0)
+    assert list(registry.view()) == [A]
+    registry.observe({A: _row()}, now_s=39.0)
+    registry.observe({A: (None, None)}, now_s=39.5)
+    assert registry.view() == {}
+
+
+def test_grace_is_counted_from_the_first_doubt() -> None:
+    registry = _registry()
+    registry.doubt_all(now_s=10.0)
+    registry.doubt_all(now_s=35.0)
+    registry.observe({A: (None, None)}, now_s=40.0)
+    assert registry.view() == {}
+
+
+def test_the_version_moves_with_records_and_not_with_loads() -> None:
+    registry = _registry()
+    version = registry.version
+    registry.observe({A: _row(load=ReplicaLoad(running=2))}, now_s=1.0)
+    assert registry.version == version
+    registry.observe({A: _row("g2")}, now_s=2.0)
+    assert registry.version == version + 1
+    assert registry.generation(A) == "g2"
+
+
+def test_only_the_present_generation_can_be_dropped() -> None:
+    registry = _registry()
+    registry.drop(A, Generation("g0"), now_s=1.0)
+    assert list(registry.view()) == [A]
+    registry.drop(A, Generation("g1"), now_s=1.0)
+    assert registry.view() == {}
+
+
+def test_a_load_becomes_unknown_while_the_store_is_away() -> None:
+    registry = _registry()
+    registry.expire_loads(now_s=2.9)
+    assert registry.view()[A].load == ReplicaLoad(running=1)
+    registry.expire_loads(now_s=3.0)
+    assert registry.view()[A].load is None
+
+
+def test_a_record_under_another_name_is_ignored() -> None:
+    registry = Registry(grace_s=30.0, load_ttl_s=3.0)
+    registry.observe({B: _row()}, now_s=0.0)
+    assert (registry.view(), registry.malformed_values) == ({}, 1)

@@ -1,0 +1,270 @@
+"""``warmroute demo``: the same agents under three policies, on a fleet of this machine.
+
+Real processes (Valkey, workers, sidecars, router) on free local ports, a real page pool in every
+worker, and a clock instead of a GPU. What is printed was measured in this run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+from rich.console import Console
+from rich.markup import escape
+
+from prompt.codec import load_codec
+from state.prefix import TOKEN_BYTES
+from state.store import StateError
+from warmroute.contest import PRESET, Arena, ContestError, FleetSettings, Round
+from warmroute.corpus import write_tokenizer
+from warmroute.explain import candidates_table, headline
+from warmroute.flag import add_setting_flags, settings_of
+from warmroute.local import ChildFailedError
+from warmroute.process import run_loop
+from warmroute.progress import progress_on
+from warmroute.score import InfiniteCache, Sample, Score, findings, score_of, score_table
+from warmroute.workload import WorkloadSize, build_sessions
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from prompt.codec import Codec
+    from warmroute.driver import Exchange
+    from warmroute.workload import Message, Session
+
+EXIT_FAILED: Final = 1
+EXIT_INTERRUPTED: Final = 130
+POLICIES: Final = {
+    "round robin": "round_robin",
+    "least loaded": "least_loaded",
+    "warmroute": "weighted",
+}
+"""What a person reads -> ``--policy``, in the order of play."""
+SPEED_UP: Final = 1.0
+PAGE_TOKENS: Final = 16
+POOL_SHARE: Final = 0.6
+LONGEST_SESSIONS: Final = 3
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FAILURES: Final = (ChildFailedError, ContestError, StateError)
+FLAGS: Final = {
+    "workers": "workers, each with its own cache",
+    "sessions": "agent sessions to play under each policy",
+    "turns": "requests of each session",
+    "seed": "seed of workload, replies and routing",
+}
+EXAMPLES: Final = """\
+examples:
+  warmroute demo
+  warmroute demo --workers 2 --sessions 12 --seed 7
+  warmroute demo --json > result.json
+  warmroute demo --keep-logs /tmp/demo-logs
+
+Needs no GPU, no Redis and no network; takes about a minute. Ctrl-C cleans up.
+"""
+
+
+class DemoSettings(Struct, frozen=True, kw_only=True):
+    """What the flags say."""
+
+    workers: Annotated[int, Meta(ge=1, le=32)] = 4
+    sessions: Annotated[int, Meta(ge=1, le=2_000)] = 28
+    turns: Annotated[int, Meta(ge=1, le=20)] = 6
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """The result as ``--json`` prints it."""
+
+    settings: DemoSettings
+    preset: str
+    speed_up: float
+    page_tokens: int
+    pages_per_worker: int
+    pool_tokens: int
+    working_set_tokens: int
+    policies: dict[str, Score]
+    duration_s: dict[str, float]
+    ideal: Score
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.epilog = EXAMPLES
+    add_setting_flags(parser, DemoSettings, FLAGS)
+    parser.add_argument("--keep-logs", metavar="DIR", help="keep the logs of all processes there")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo; returns the exit code."""
+    settings = settings_of(options, DemoSettings, FLAGS)
+    directory = Path(tempfile.mkdtemp(prefix="warmroute-demo-"))
+    try:
+        logs = Path(options.keep_logs) if options.keep_logs else directory / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        return run_loop(_until_signalled(settings, directory, logs, is_json=options.json), "uvloop")
+    except FAILURES as error:
+        print(f"warmroute demo: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _until_signalled(
+    settings: DemoSettings, directory: Path, logs: Path, *, is_json: bool
+) -> int:
+    """Play and print; a signal ends it early, and only then does cleaning up end the wait."""
+    demo = asyncio.create_task(_play(settings, directory, logs))
+    is_interrupted = False
+
+    def interrupt() -> None:
+        nonlocal is_interrupted
+        # Cleaning up takes a few seconds at most: further signals do not cut it short.
+        if not is_interrupted:
+            is_interrupted = True
+            demo.cancel()
+
+    for number in STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+    await asyncio.wait([demo])
+    if is_interrupted:
+        if not demo.cancelled():
+            demo.exception()  # children that got the same signal may have been seen ending
+        return EXIT_INTERRUPTED
+    report, last = demo.result()
+    if is_json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        _print(report, last)
+    return 0
+
+
+async def _play(settings: DemoSettings, directory: Path, logs: Path) -> tuple[Report, Round]:
+    """Play all rounds; returns the report and the round of the last policy."""
+    size = WorkloadSize(sessions=settings.sessions, turns=settings.turns)
+    sessions = build_sessions(size, settings.seed)
+    with progress_on(Console(stderr=True)) as progress:
+        progress.begin("starting the fleet")
+        tokenizer = write_tokenizer(directory / "tokenizer", settings.seed)
+        codec = load_codec(tokenizer)
+        fleet = FleetSettings(
+            workers=settings.workers,
+            pages=pages_for(sessions, codec, settings.workers),
+            page_tokens=PAGE_TOKENS,
+            speed_up=SPEED_UP,
+            tokenizer=str(tokenizer),
+            seed=settings.seed,
+        )
+        rounds = {}
+        async with Arena(fleet, logs) as arena:
+            for name, policy in POLICIES.items():
+                progress.begin(name, size.sessions * size.turns)
+                rounds[name] = await arena.play(policy, sessions, size.open_sessions, progress)
+            progress.begin("stopping the fleet")
+    last = list(rounds.values())[-1]
+    check_equal_prompts(list(rounds.values()))
+    ideal, working_set_tokens = ideal_of(last.exchanges, codec)
+    report = Report(
+        settings=settings,
+        preset=PRESET,
+        speed_up=SPEED_UP,
+        page_tokens=PAGE_TOKENS,
+        pages_per_worker=fleet.pages,
+        pool_tokens=fleet.pages * PAGE_TOKENS * settings.workers,
+        working_set_tokens=working_set_tokens,
+        policies={
+            name: score_of([_sample(each) for each in played.exchanges], settings.workers)
+            for name, played in rounds.items()
+        },
+        duration_s={name: played.duration_s for name, played in rounds.items()},
+        ideal=ideal,
+    )
+    return report, last
+
+
+def pages_for(sessions: Sequence[Session], codec: Codec, workers: int) -> int:
+    """Return the pages of each worker's pool: together they hold ``POOL_SHARE`` of all content.
+
+    A pool holds ``LONGEST_SESSIONS`` of the longest sessions in any case.
+    """
+    systems = {session.agent: _tokens_of([session.system], codec) for session in sessions}
+    lengths = []
+    for session in sessions:
+        messages = [session.system, *(turn.message for turn in session.turns)]
+        replies = sum(turn.reply_tokens for turn in session.turns)
+        lengths.append(_tokens_of(messages, codec) + replies)
+    own = sum(
+        length - systems[session.agent] for session, length in zip(sessions, lengths, strict=True)
+    )
+    working_set_tokens = own + sum(systems.values())
+    share_tokens = POOL_SHARE * working_set_tokens / workers
+    return ceil(max(share_tokens, LONGEST_SESSIONS * max(lengths)) / PAGE_TOKENS)
+
+
+def _tokens_of(messages: list[Message], codec: Codec) -> int:
+    return len(codec.chat_tokens(messages, None, options={})) // TOKEN_BYTES
+
+
+def check_equal_prompts(rounds: Sequence[Round]) -> None:
+    """Raise ContestError unless all rounds asked the same, replies of the workers included."""
+    asked = [
+        {(each.session, each.turn): each.messages for each in played.exchanges} for played in rounds
+    ]
+    if any(other != asked[0] for other in asked[1:]):
+        message = "the policies were not asked the same: the workers' replies differ"
+        raise ContestError(message)
+
+
+def ideal_of(exchanges: Sequence[Exchange], codec: Codec) -> tuple[Score, int]:
+    """Return the score of one infinite cache, and the working set in tokens."""
+    cache = InfiniteCache(PAGE_TOKENS)
+    samples = []
+    for exchange in sorted(exchanges, key=lambda each: each.started_s):
+        prompt = codec.chat_tokens(list(exchange.messages), None, options={})
+        samples.append(cache.ask(prompt))
+        cache.hold(prompt + codec.text_tokens(exchange.reply.text, add_special_tokens=False))
+    return score_of(samples, 1), cache.held_tokens
+
+
+def _sample(exchange: Exchange) -> Sample:
+    reply = exchange.reply
+    return Sample(
+        prompt_tokens=reply.prompt_tokens,
+        cached_tokens=reply.cached_tokens,
+        ttft_s=reply.ttft_s,
+        replica=reply.replica,
+    )
+
+
+def _print(report: Report, last: Round) -> None:
+    settings = report.settings
+    console = Console(highlight=False)
+    title = (
+        f"{settings.sessions} agent sessions of {settings.turns} turns on {settings.workers}"
+        f" workers, seed {settings.seed}"
+    )
+    caption = (
+        f"Working set {report.working_set_tokens:,} tokens, pools {report.pool_tokens:,} tokens"
+        f" together. Engine clock: {report.preset}, speed-up {report.speed_up:g}. TTFT in wall time"
+        " as the client saw it. Request hit: at least half of the prompt was cached. Imbalance:"
+        " workers x largest share of requests."
+    )
+    console.print()
+    console.print(score_table(report.policies, report.ideal, title, caption))
+    console.print()
+    for line in findings(report.policies, report.ideal):
+        console.print(line)
+    if last.decision is not None:
+        console.print("\nOne decision of warmroute, as 'warmroute explain' shows it:")
+        for line in headline(last.decision):
+            console.print(escape(line), soft_wrap=True)
+        console.print(candidates_table(last.decision.attempts[-1]))
