@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+STATE_TIMEOUT_S = 1.0
+"""Patient, as no request waits for the state store; by then the view is called stale anyway."""
+
 
 class Served(Struct, frozen=True, kw_only=True):
     """Where a running router can be reached: ``http://host:port``, and its state server."""
@@ -171,7 +174,11 @@ async def serve(config: Config, ready: Callable[[Served], None]) -> None:
         router_id = RouterId(secrets.token_hex(6))
         reader = await stack.enter_async_context(
             Mirror(
-                RedisSettings(url=state_url),
+                RedisSettings(
+                    url=state_url,
+                    command_timeout_s=STATE_TIMEOUT_S,
+                    connect_timeout_s=STATE_TIMEOUT_S,
+                ),
                 router_id,
                 clock=time.monotonic,
                 rng=random.Random(router_id),  # noqa: S311 - jitter

@@ -111,12 +111,13 @@ class Exchange:
         connection.send(self, self._outbound.method, head, self._outbound.body)
         try:
             await self.done
+        except asyncio.CancelledError:
+            if self.hand is not None:  # whoever cancelled may answer: not on this connection
+                self.hand.abort()
+            raise
         finally:
             self._timer.cancel()
             connection.abandon(self)
-            if self.hand is not None and not self.done.done():
-                self.hand.abort()
-                self._settle("cancelled", "cancelled")
 
     # The sink.
 

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS = 3
 CLIENT_CLOSED = 499
+BUSY_STATUSES = frozenset({429, 503})
+NO_STATUSES: frozenset[int] = frozenset()
+DONE_MARKER = b"[DONE]"
+"""Ends the streams of chat and text completions; other APIs have marks of their own."""
 RECEIPT_PREFIX = "x-warmroute-"
 
 
@@ -199,7 +203,7 @@ class Proxy:
         try:
             relayed = await relay(
                 request,
-                self._outbound(request, body, call),
+                self._outbound(request, body, call, choice),
                 choice.member.endpoint,
                 self._parts.pool,
                 self._receipts(choice, call),
@@ -220,13 +224,19 @@ class Proxy:
             )
 
     @staticmethod
-    def _outbound(request: web.BaseRequest, body: bytes, call: Call) -> RelayRequest:
+    def _outbound(
+        request: web.BaseRequest, body: bytes, call: Call, choice: Choice
+    ) -> RelayRequest:
+        """Return what goes to the replica; a busy one is passed over once, if there are others."""
+        has_others = not call.attempts and len(choice.decision.candidates) > 1
         return RelayRequest(
             method=request.method,
             target=request.raw_path,
             headers=request.raw_headers,
             body=body,
             request_id=call.client_request_id or call.request_id,
+            done_marker=DONE_MARKER if call.path in PREFIX_PATHS else None,
+            raised_statuses=BUSY_STATUSES if has_others else NO_STATUSES,
         )
 
     def _receipts(self, choice: Choice, call: Call) -> tuple[tuple[str, str], ...]:

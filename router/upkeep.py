@@ -19,6 +19,8 @@ TICK_S = 0.05
 """Other routers see our leases this often: the figure at which several routers work as one."""
 RESTART_DELAY_S = 1.0
 GUESS_BLOCK_TOKENS = 64
+GONE = ""
+"""No generation: the replica is not in the fleet."""
 
 
 class Upkeep:
@@ -65,15 +67,18 @@ class Upkeep:
         }
         if current == self._generations:
             return
-        for replica, generation in self._generations.items():
-            if current.get(replica, "") != generation:
-                self._know.pending.forget(replica)
-                self._know.guessed.forget(replica)
-        for replica in current.keys() - self._generations.keys():
-            tokens = members[replica].capacity_tokens
-            if tokens is not None:
-                blocks = max(1, tokens // GUESS_BLOCK_TOKENS)
-                self._know.guessed.limit(replica, self._guess_ttl_s, blocks)
+        know, before = self._know, self._generations
+        for replica in before.keys() - current.keys():
+            know.leases.forget(replica)
+        for replica in before.keys() | current.keys():
+            if replica in before and before[replica] == current.get(replica, GONE):
+                continue
+            know.pending.forget(replica)
+            know.guessed.forget(replica)
+            member = members.get(replica)
+            if member is not None and member.capacity_tokens is not None:
+                blocks = max(1, member.capacity_tokens // GUESS_BLOCK_TOKENS)
+                know.guessed.limit(replica, self._guess_ttl_s, blocks)
         self._generations = current
 
 

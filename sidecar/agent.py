@@ -50,6 +50,8 @@ _DRAIN_POLL_S: Final = 0.2
 _IDLE_POLLS: Final = 2
 _FINISH_TIMEOUT_S: Final = 2.0
 _SOCKET_RETRY_S: Final = 5.0
+_STATE_TIMEOUT_S: Final = 1.0
+"""Patient, as no request waits for it: after a failed write everything is announced again."""
 _MAX_PAGE_CHANGES: Final = 3
 _LOG = logging.getLogger("warmroute.sidecar")
 
@@ -356,7 +358,13 @@ async def run_sidecar_process(settings: SidecarSettings) -> int:
             is_told = True
 
     try:
-        redis = command_client(RedisSettings(url=settings.redis or ""))
+        redis = command_client(
+            RedisSettings(
+                url=settings.redis or "",
+                command_timeout_s=_STATE_TIMEOUT_S,
+                connect_timeout_s=_STATE_TIMEOUT_S,
+            )
+        )
     except ValueError as error:
         raise SettingsError(str(error)) from error
     rng = random.SystemRandom()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from state.model import BlockId
 
-BLOCK_BYTES_ESTIMATE: Final = 220
+BLOCK_BYTES_ESTIMATE: Final = 160
 """Process memory per (block, replica): id, dict entry, bitmap and set entry."""
 _SWEEP_PER_CHANGE: Final = 2
 _SWEEP_FLOOR_BLOCKS: Final = 64

@@ -202,12 +202,19 @@ async def _while_alive(work: Coroutine[Any, Any, Result], children: Sequence[Chi
     try:
         while not task.done():
             await asyncio.wait([task], timeout=WATCH_S)
-            for child in children:
-                if not child.is_alive():
-                    code = child.process.returncode
-                    message = f"{child.name} ended ({code}):\n{child.log_tail()}"
-                    raise ChildFailedError(message)
+            _check_alive(children)
+        if task.exception() is not None:
+            # A connection breaks before the end of its process can be seen: name the cause.
+            await asyncio.sleep(WATCH_S)
+            _check_alive(children)
         return task.result()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _check_alive(children: Sequence[Child]) -> None:
+    for child in children:
+        if not child.is_alive():
+            message = f"{child.name} ended ({child.process.returncode}):\n{child.log_tail()}"
+            raise ChildFailedError(message)

@@ -7,7 +7,6 @@ worker, and a clock instead of a GPU. What is printed was measured in this run.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from rich.markup import escape
 from prompt.codec import load_codec
 from state.prefix import TOKEN_BYTES
 from state.store import StateError
+from warmroute.cli import EXIT_INTERRUPTED, UsageError
 from warmroute.contest import PRESET, Arena, ContestError, FleetSettings, Round
 from warmroute.corpus import write_tokenizer
 from warmroute.explain import candidates_table, headline
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from warmroute.workload import Message, Session
 
 EXIT_FAILED: Final = 1
-EXIT_INTERRUPTED: Final = 130
 POLICIES: Final = {
     "round robin": "round_robin",
     "least loaded": "least_loaded",
@@ -76,7 +75,7 @@ class DemoSettings(Struct, frozen=True, kw_only=True):
     """What the flags say."""
 
     workers: Annotated[int, Meta(ge=1, le=32)] = 4
-    sessions: Annotated[int, Meta(ge=1, le=2_000)] = 28
+    sessions: Annotated[int, Meta(ge=1, le=2_000)] = 24
     turns: Annotated[int, Meta(ge=1, le=20)] = 6
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
@@ -107,23 +106,39 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the demo; returns the exit code."""
     settings = settings_of(options, DemoSettings, FLAGS)
-    directory = Path(tempfile.mkdtemp(prefix="warmroute-demo-"))
+    logs = _logs_directory(options.keep_logs)
     try:
-        logs = Path(options.keep_logs) if options.keep_logs else directory / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        return run_loop(_until_signalled(settings, directory, logs, is_json=options.json), "uvloop")
+        result = run_loop(_until_signalled(settings, logs), "uvloop")
     except FAILURES as error:
         print(f"warmroute demo: {error}", file=sys.stderr)
         return EXIT_FAILED
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    if result is None:
+        # All is cleaned up; keys pressed again must not change how the process ends.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return EXIT_INTERRUPTED
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(result[0])).decode())
+    else:
+        _print(*result)
+    return 0
+
+
+def _logs_directory(path: str | None) -> Path | None:
+    if path is None:
+        return None
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"--keep-logs: {path}: {error.strerror}"
+        raise UsageError(message) from None
+    return Path(path)
 
 
 async def _until_signalled(
-    settings: DemoSettings, directory: Path, logs: Path, *, is_json: bool
-) -> int:
-    """Play and print; a signal ends it early, and only then does cleaning up end the wait."""
-    demo = asyncio.create_task(_play(settings, directory, logs))
+    settings: DemoSettings, logs: Path | None
+) -> tuple[Report, Round] | None:
+    """Return what was played; None when a signal ended it, everything being cleaned up."""
+    demo = asyncio.create_task(_play_in_directory(settings, logs))
     is_interrupted = False
 
     def interrupt() -> None:
@@ -136,16 +151,19 @@ async def _until_signalled(
     for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, interrupt)
     await asyncio.wait([demo])
-    if is_interrupted:
-        if not demo.cancelled():
-            demo.exception()  # children that got the same signal may have been seen ending
-        return EXIT_INTERRUPTED
-    report, last = demo.result()
-    if is_json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode())
-    else:
-        _print(report, last)
-    return 0
+    if not is_interrupted:
+        return demo.result()
+    if not demo.cancelled():
+        demo.exception()  # the children got the same signal and may have been seen ending
+    return None
+
+
+async def _play_in_directory(settings: DemoSettings, logs: Path | None) -> tuple[Report, Round]:
+    """Play with a directory that lasts as long."""
+    with tempfile.TemporaryDirectory(
+        prefix="warmroute-demo-", ignore_cleanup_errors=True
+    ) as directory:
+        return await _play(settings, Path(directory), Path(directory) if logs is None else logs)
 
 
 async def _play(settings: DemoSettings, directory: Path, logs: Path) -> tuple[Report, Round]:

@@ -45,10 +45,10 @@ class Session(Struct, frozen=True):
 class WorkloadSize(Struct, frozen=True, kw_only=True):
     """How much there is to do. ``open_sessions`` of them are under way at any time, at most."""
 
-    sessions: int = 28
+    sessions: int = 24
     turns: int = 6
     agents: int = 4
-    open_sessions: int = 14
+    open_sessions: int = 12
 
 
 def build_sessions(size: WorkloadSize, seed: int) -> tuple[Session, ...]:

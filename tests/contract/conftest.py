@@ -37,3 +37,10 @@ async def backend(
     await valkey.command("FLUSHALL")
     async with AsyncExitStack() as stack:
         yield RedisBackend(valkey, stack)
+
+
+@pytest.fixture
+def own_server() -> Iterator[ValkeyProcess]:
+    """Start a server that a test may kill."""
+    with ValkeyProcess() as server:
+        yield server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from random import Random
 from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, given, settings
@@ -134,3 +135,34 @@ def test_any_sequence_leaves_equal_answers_in_memory_and_in_redis(
             assert await valkey.keys_without_ttl() == []
 
     asyncio.run(scenario())
+
+
+async def test_a_snapshot_taken_while_changes_pour_in_converges(
+    redis_backend: RedisBackend,
+) -> None:
+    """Scan and log overlap in every possible way; what counts is where they end."""
+    rng = Random(5)
+    writer, held = redis_backend.writer, set[int]()
+    await writer.register(record())
+    await writer.apply([batch(1, stored=tuple(map(block, range(20_000))))])
+    held.update(range(20_000))
+    mirrors = []
+    for sequence in range(2, 60):
+        if sequence % 6 == 0:
+            mirrors.append(await redis_backend.mirror(f"r{sequence}"))
+        is_clear = sequence == 40
+        if is_clear:
+            held.clear()
+        removed = set(rng.sample(sorted(held), min(len(held), 700)))
+        stored = {rng.randrange(25_000) for _ in range(700)} - removed
+        held = (held - removed) | stored
+        change = batch(
+            sequence,
+            tuple(map(block, stored)),
+            tuple(map(block, removed)),
+            is_clear=is_clear,
+        )
+        await writer.apply([change])
+    for mirror in mirrors:
+        assert await mirror.settle(10)
+        assert mirror._residency.blocks(A, Tier.GPU) == set(map(block, held))

@@ -12,6 +12,7 @@ import pytest
 
 from sidecar.event import ClearedPages, EventBatch, RemovedPages, StoredPages, decode_batch
 from sidecar.fold import PageFolder
+from sidecar.scrape import parse_metrics
 from sidecar.sequence import END_SEQUENCE, parse_frames
 from state.model import BlockId, ModelIdentity, NamespaceId, Tier
 from state.prefix import chain_of, chain_root, namespace_of, pack_tokens, salt_scope
@@ -273,3 +274,17 @@ def test_truncated_and_damaged_payloads_never_raise_anything_else() -> None:
                 refused += 1
     assert refused > 50
     assert msgspec.msgpack.decode(payload)
+
+
+@pytest.mark.parametrize("name", ["vllm_metrics_idle.txt", "vllm_metrics_under_load.txt"])
+def test_a_captured_scrape_tells_load_and_cache_shape(name: str) -> None:
+    text = data_file(f"kv_events/{name}").read_text("utf-8")
+    plain = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
+    labels = '{engine="0",model_name="tiny"}'
+    found = parse_metrics(text)
+    assert found.load.running == float(plain[f"vllm:num_requests_running{labels}"])
+    assert found.load.queued == float(plain[f"vllm:num_requests_waiting{labels}"])
+    assert found.load.kv_used_fraction == float(plain[f"vllm:kv_cache_usage_perc{labels}"])
+    assert found.started_at_s == float(plain["process_start_time_seconds"])
+    assert found.page_tokens == PAGE_TOKENS
+    assert found.capacity_pages is not None

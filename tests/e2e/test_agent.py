@@ -90,12 +90,17 @@ class BrokenFleet(Fleet):
     def __init__(self) -> None:
         super().__init__()
         self.is_broken = False
+        self.is_register_broken = False
         self.does_store_anyway = False
         self.failures = 0
 
     async def register(self, record: ReplicaRecord) -> None:
         if not self.is_broken or self.does_store_anyway:
             await super().register(record)
+        if self.is_register_broken:
+            self.failures += 1
+            message = "not confirmed"
+            raise StateError(message)
         self._fail()
 
     async def heartbeat(self, record: ReplicaRecord, load: ReplicaLoad | None) -> Fence:
@@ -250,8 +255,11 @@ async def test_a_gap_without_a_replay_is_not_silently_trusted() -> None:
         assert len(fleet.generations) == 2
 
 
+@pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize("batches_before", [1, 3])
-async def test_a_restarted_engine_voids_all_that_was_known(batches_before: int) -> None:
+async def test_a_restarted_engine_voids_all_that_was_known(
+    batches_before: int, *, is_told: bool
+) -> None:
     """A79, B02, B03: also when the new life has counted past the old one unseen."""
     fleet = Fleet()
     async with KvEngine() as engine, sidecar(settings_for(engine), fleet):
@@ -260,7 +268,7 @@ async def test_a_restarted_engine_voids_all_that_was_known(batches_before: int) 
             await engine.publish(stored([number], page(number)))
         await eventually(fleet.holds(page(batches_before - 1), 1))
         before = fleet.generations[-1]
-        await engine.restart()
+        await engine.restart(is_told=is_told)
         for number in range(20, 24):
             engine.lose(stored([number], page(number)))
         await eventually(fleet.holds(page(23), 1))
@@ -391,6 +399,19 @@ async def test_a_registration_that_was_stored_unconfirmed_is_not_a_foreign_one()
             await eventually(fleet.holds(page(1), 1))
             assert not running.done()
             assert len(set(fleet.generations)) == 1
+
+
+async def test_an_unconfirmed_new_generation_is_not_a_foreign_one() -> None:
+    fleet = BrokenFleet()
+    async with KvEngine() as engine, sidecar(settings_for(engine), fleet) as running:
+        await eventually(fleet.is_registered)
+        fleet.is_register_broken = True
+        await engine.restart()
+        engine.lose(stored([1], page(1)))
+        await eventually(lambda: fleet.failures > 2)
+        fleet.is_register_broken = False
+        await eventually(fleet.holds(page(1), 1))
+        assert not running.done()
 
 
 async def test_a_flushed_state_store_gets_everything_again() -> None:

@@ -32,8 +32,12 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """What to start. ``config`` is merged into each router's file."""
+    """What to start. ``config`` is merged into each router's file.
 
+    ``state_url`` is that of a server which is already there; None starts one.
+    """
+
+    state_url: str | None = None
     replicas: int = 2
     routers: int = 1
     model: str = MODEL
@@ -92,7 +96,9 @@ class LocalFleet:
 
     async def __aenter__(self) -> Self:
         try:
-            self.state_url = (await self._stack.enter_async_context(EmbeddedValkey())).url
+            self.state_url = self.plan.state_url or (
+                await self._stack.enter_async_context(EmbeddedValkey())
+            ).url
             await self._stack.enter_async_context(self.processes)
             self.http = await self._stack.enter_async_context(aiohttp.ClientSession())
             names = [f"w{index}" for index in range(self.plan.replicas)]
@@ -120,10 +126,20 @@ class LocalFleet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        for kind in ("router", "sidecar"):  # a sidecar asks its engine whether it may go
+            self._stop_all(kind)
         await self._stack.aclose()
         if error is None:
             traced = [child.log_tail() for child in self.processes.children if _has_trace(child)]
             assert not traced, "\n".join(traced)
+
+    def _stop_all(self, kind: str) -> None:
+        children = [child for child in self.processes.children if child.name.startswith(kind)]
+        for child in children:
+            if child.is_alive():
+                child.process.terminate()
+        for child in children:
+            self.processes.stop(child)
 
     # Starting.
 

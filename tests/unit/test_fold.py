@@ -170,6 +170,13 @@ def test_a_copy_in_host_memory_outlives_the_one_on_the_gpu() -> None:
     assert pages.known_pages() == 0
 
 
+def test_an_offloaded_page_has_one_copy_however_often_it_is_told() -> None:
+    pages = folder(page_tokens=4)
+    on_host = store([1], [1, 2, 3, 4], tier=Tier.HOST)
+    pages.apply([on_host, on_host, remove(1, tier=Tier.HOST)])
+    assert not pages.resident()
+
+
 def test_an_unknown_medium_earns_no_credit() -> None:
     """B22."""
     pages = folder()

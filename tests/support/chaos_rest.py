@@ -1,0 +1,129 @@
+"""What must be true of a fleet that was struck and is at rest again."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from state.client import RedisSettings
+from state.mirror import Mirror
+from state.model import ReplicaId, RouterId
+from state.prefix import cached_tokens, chain_of, chain_root
+from support.chaos_load import CANARY, End, judge
+from support.fleet import until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from support.chaos_load import Entry, Load, Script
+    from support.fleet import LocalFleet, Replica, Router
+
+REST_S: Final = 30.0
+SETTLE_S: Final = 10.0
+KEPT_DECISIONS: Final = 1_000
+OUTCOMES: Final = {
+    End.COMPLETE: {"done"},
+    End.ERROR_EVENT: {"failed"},
+    End.HTTP_ERROR: {"failed", "done"},
+    End.CLOSED: {"failed"},
+    End.LEFT: {"cancelled", "done", "failed"},
+}
+"""What a router may have noted of a request; an engine's own error is passed on as it is."""
+
+
+async def assert_at_rest(fleet: LocalFleet) -> None:
+    """Nothing is in flight anywhere: no lease, no sequence, no page, no spare connection."""
+    for router in fleet.routers:
+        await fleet.all_up(router)
+    await fleet.settled(REST_S)
+    for router in fleet.routers:
+        async with fleet.http.get(f"{router.url}/readyz") as answer:
+            assert answer.status == 200, await answer.text()
+        await until(lambda router=router: _has_let_go(fleet, router), "idle connections closed")
+
+
+async def _has_let_go(fleet: LocalFleet, router: Router) -> bool:
+    gauges = await fleet.gauges(router.admin_url)
+    assert gauges["warmroute_inflight_requests"] == 0, gauges
+    return gauges["warmroute_replica_connections"] <= 2 * len(fleet.replicas)
+
+
+async def assert_told_truly(fleet: LocalFleet, ledger: Sequence[Entry], live_s: float) -> int:
+    """Every request since ``live_s`` is in its router's record once, and ended as noted there."""
+    checked = 0
+    for index, router in enumerate(fleet.routers):
+        ids = [record["client_request_id"] for record in await fleet.decisions(1_000, router)]
+        for entry in ledger:
+            if entry.router_index != index or entry.began_s < live_s or entry.request_id not in ids:
+                continue
+            record = await fleet.decision(entry.request_id, router)
+            assert ids.count(entry.request_id) == 1, entry
+            assert entry.end is not None
+            assert record["outcome"] in OUTCOMES[entry.end], (str(entry), record)
+            checked += 1
+    return checked
+
+
+async def assert_warmth_is_known(fleet: LocalFleet, load: Load, seed: int) -> None:
+    """What a fresh router would predict is what each worker reports, within one block."""
+    rng = random.Random(seed)
+    wrong = []
+    observer = RouterId("observer")
+    settings = RedisSettings(url=fleet.state_url, command_timeout_s=1.0, connect_timeout_s=1.0)
+    async with Mirror(settings, observer, clock=time.monotonic, rng=rng) as mirror:
+        assert await mirror.settle(SETTLE_S)
+        foreign = mirror.foreign_leases()
+        assert not any(total.inflight or total.uncached_tokens for total in foreign.values())
+        for replica in fleet.replicas:
+            for entry in rng.sample(load.ledger, min(8, len(load.ledger))):
+                predicted = _predicted_tokens(mirror, replica, load.script, entry.request)
+                reported = await _reported_tokens(fleet, replica.url, entry.request)
+                block_tokens = mirror.replicas()[ReplicaId(replica.name)].record.identity
+                if abs(predicted - reported) > block_tokens.block_tokens:
+                    wrong.append((replica.name, entry.request_id, predicted, reported))
+    assert not wrong, wrong
+
+
+def _predicted_tokens(
+    mirror: Mirror, replica: Replica, script: Script, request: dict[str, Any]
+) -> int:
+    name = ReplicaId(replica.name)
+    identity = mirror.replicas()[name].record.identity
+    packed = script.packed(request)
+    chain = chain_of(chain_root(identity, 0), packed, identity.block_tokens, 0)
+    overlap = mirror.overlap(chain).get(name)
+    blocks = overlap.gpu_blocks if overlap is not None else 0
+    return cached_tokens(blocks, identity.block_tokens, len(packed) // 4)
+
+
+async def _reported_tokens(fleet: LocalFleet, url: str, request: dict[str, Any]) -> int:
+    body = {**request, "stream": False, "max_tokens": 1}
+    body.pop("stream_options", None)
+    async with fleet.http.post(f"{url}/v1/chat/completions", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        usage = (await answer.json())["usage"]
+    return int((usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
+
+
+async def assert_serving_well(fleet: LocalFleet, load: Load, count: int) -> None:
+    """New requests succeed through every router, and each prediction is right to a block."""
+    for index in range(len(fleet.routers)):
+        for _ in range(count):
+            entry = await load.ask(fleet.http, index, is_stream=False)
+            judge(entry, load.script.answer(entry.request))
+            assert entry.end is End.COMPLETE, str(entry)
+            assert not entry.fault, str(entry)
+            predicted = int(entry.headers["x-warmroute-predicted-cached-tokens"])
+            usage = json.loads(entry.body)["usage"]
+            reported = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+            assert abs(predicted - reported) <= 64, (str(entry), predicted, reported)
+
+
+async def assert_nothing_is_shown(fleet: LocalFleet) -> None:
+    """No prompt text in what operators see."""
+    for router in fleet.routers:
+        for path in ("/metrics", "/debug/decisions?limit=1000", "/debug/replicas"):
+            async with fleet.http.get(router.admin_url + path) as answer:
+                assert CANARY not in await answer.text(), path

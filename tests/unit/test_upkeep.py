@@ -1,0 +1,111 @@
+"""The router's chores: what it remembers of a replica ends with that replica's life."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from policies.hot import HeatMap, HotSettings
+from router.chooser import Knowledge
+from router.fleet import FleetTable
+from router.upkeep import Upkeep
+from state.lease import LeaseBook
+from state.memory import MemoryState
+from state.model import (
+    BlockId,
+    Generation,
+    LeaseTotals,
+    ModelIdentity,
+    ReplicaId,
+    ReplicaRecord,
+    RouterId,
+)
+from state.placement import Placements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GPU = ReplicaId("gpu-0")
+CHAIN = (BlockId(b"a" * 16), BlockId(b"b" * 16))
+
+
+def record(generation: str) -> ReplicaRecord:
+    return ReplicaRecord(
+        replica=GPU,
+        endpoint="http://127.0.0.1:9",
+        generation=Generation(generation),
+        identity=ModelIdentity(model="m"),
+        page_tokens=16,
+        capacity_pages=8,
+        sidecar="one",
+    )
+
+
+def rig() -> tuple[MemoryState, Knowledge, Upkeep]:
+    state = MemoryState(clock=lambda: 0.0)
+    reader = state.reader(RouterId("me"))
+    know = Knowledge(
+        reader=reader,
+        leases=LeaseBook(),
+        pending=Placements(2.0),
+        guessed=Placements(600.0),
+        heat=HeatMap(HotSettings()),
+    )
+    upkeep = Upkeep(know, FleetTable(reader, ()), 600.0, lambda: 0.0)
+    return state, know, upkeep
+
+
+def guessed(know: Knowledge) -> Mapping[ReplicaId, int]:
+    return MappingProxyType(know.guessed.overlap(CHAIN, 0.0))
+
+
+async def test_a_new_generation_voids_what_was_placed_in_the_old_one() -> None:
+    """R-18: a restarted replica is empty, whatever was sent to it before."""
+    state, know, upkeep = rig()
+    await state.register(record("first"))
+    upkeep.tick()
+    know.guessed.place(GPU, CHAIN, 0.0)
+    know.pending.place(GPU, CHAIN, 0.0)
+    upkeep.tick()
+    assert guessed(know) == {GPU: 2}
+    await state.register(record("second"))
+    upkeep.tick()
+    assert guessed(know) == {}
+    assert know.pending.overlap(CHAIN, 0.0) == {}
+
+
+async def test_the_bound_of_guesses_outlives_a_restart() -> None:
+    """Eight pages of 16 tokens are two blocks of 64, in every life."""
+    state, know, upkeep = rig()
+    long_chain = tuple(BlockId(bytes([n]) * 16) for n in range(5))
+    for generation in ("first", "second"):
+        await state.register(record(generation))
+        upkeep.tick()
+        know.guessed.place(GPU, long_chain, 0.0)
+        assert know.guessed.resident(GPU) == 2
+
+
+async def test_leases_of_a_replica_that_left_do_not_count_when_it_comes_back() -> None:
+    """A25: old leases end without touching the new counts."""
+    state, know, upkeep = rig()
+    await state.register(record("first"))
+    upkeep.tick()
+    old = know.leases.acquire(GPU, 100, 0.0)
+    await state.deregister(GPU, Generation("first"))
+    upkeep.tick()
+    await state.register(record("second"))
+    upkeep.tick()
+    assert know.leases.inflight(GPU) == 0
+    know.leases.acquire(GPU, 100, 0.0)
+    old.first_byte()
+    assert know.leases.inflight(GPU) == 1
+
+
+async def test_leases_are_published_when_they_change() -> None:
+    state, know, upkeep = rig()
+    await state.register(record("first"))
+    know.leases.acquire(GPU, 100, 0.0)
+    upkeep.tick()
+    assert state.leases_besides(RouterId("other")) == {
+        GPU: LeaseTotals(inflight=1, uncached_tokens=100)
+    }
