@@ -31,7 +31,7 @@ from support.chaos_rest import (
     assert_told_truly,
     assert_warmth_is_known,
 )
-from support.fleet import MODEL, FleetPlan
+from support.fleet import MODEL, FleetPlan, until
 from support.tokenizer import write_tokenizer
 from support.valkey import ValkeyProcess
 
@@ -42,10 +42,15 @@ if TYPE_CHECKING:
     from support.chaos_load import Entry
 
 SEED: Final = int(os.environ.get("WARMROUTE_CHAOS_SEED", "20"))
+ENOUGH_S: Final = 300.0
 LINES_PER_LIFE: Final = 20
 LINES_PER_POINT: Final = 3
 LIMITS: Final = {
-    "upstream": {"connect_timeout_s": 1.0, "first_byte_timeout_s": 6.0, "chunk_idle_timeout_s": 6.0},
+    "upstream": {
+        "connect_timeout_s": 1.0,
+        "first_byte_timeout_s": 6.0,
+        "chunk_idle_timeout_s": 6.0,
+    },
     "drain": {"grace_s": 4.0},
     "receipts": True,
 }
@@ -89,8 +94,7 @@ async def strike_all(fleet: FixedFleet, valkey: ValkeyProcess, load: Load, trial
                 tell(f"{blow.number}: {blow.kind} {blow.down_s:.2f} s, {len(load.ledger)} requests")
                 await chaos.strike(blow)
             await chaos.all_back()
-            while len(load.ledger) < trial.requests:
-                await asyncio.sleep(0.1)
+            await until(lambda: load.has_asked(trial.requests), "enough requests", ENOUGH_S)
         finally:
             load.stop()
             chaos.thaw_all()
@@ -145,6 +149,27 @@ def test_the_plan_follows_from_its_seed_and_strikes_every_target_equally() -> No
         for target in Target:
             assert sum(blow.target is target for blow in blows) == 40
         assert len(kinds(blows)) == 16
+
+
+async def test_a_worker_that_died_and_is_back_at_once_is_known_to_be_empty(tmp_path: Path) -> None:
+    """R-18, C-03: no health check fails, and yet what the last life held is never predicted."""
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")
+    script = Script(MODEL, tokenizer, SEED)
+    plan = FleetPlan(tokenizer=tokenizer, replicas=1, config=LIMITS)
+    async with FixedFleet(tmp_path, plan) as fleet:
+        load = Load(script, [fleet.router.url], SEED)
+        await assert_serving_well(fleet, load, 3)
+        [replica] = fleet.replicas
+        replica.worker.process.kill()
+        replica.worker.process.wait()
+        replica.worker = await fleet.start_worker(replica.name).ready()
+
+        async def is_known_to_be_empty() -> bool:
+            return not (await fleet.seen())[replica.name]["resident_blocks"]
+
+        await until(is_known_to_be_empty, "an empty replica", 5.0)
+        await assert_serving_well(fleet, load, 3)
+        assert (await fleet.seen())[replica.name]["resident_blocks"] > 40
 
 
 @pytest.mark.timeout(100)

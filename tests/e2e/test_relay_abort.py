@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import tracemalloc
 from typing import TYPE_CHECKING
 
@@ -274,3 +275,35 @@ async def test_a_stalled_client_is_given_up_also_when_the_replica_is_done() -> N
         await front.settled()
         assert front.relayed[0].reason == "write_stall"
         client.abort()
+
+
+@with_both_loops
+async def test_a_client_that_reads_slowly_is_not_taken_for_one_that_reads_nothing() -> None:
+    """A42: one pause lasts longer than the stall limit, and bytes move in it."""
+    total_bytes = 600 * 1024
+    settings = UpstreamSettings(write_stall_timeout_s=0.15)
+    async with staged(answering(sized(bytes(total_bytes))), settings) as front:
+        inner = front.handle
+
+        async def with_small_buffer(request: web.BaseRequest) -> web.StreamResponse:
+            transport = request.transport
+            assert transport is not None
+            sock = transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+            return await inner(request)
+
+        front.handler = with_small_buffer
+        loop = asyncio.get_running_loop()
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            sock.setblocking(False)  # noqa: FBT003 - the socket API
+            await loop.sock_connect(sock, ("127.0.0.1", front.port))
+            await loop.sock_sendall(sock, post())
+            got_bytes = 0
+            while got_bytes < total_bytes:
+                data = await loop.sock_recv(sock, 4096)
+                assert data
+                got_bytes += len(data)
+                await asyncio.sleep(0.004)
+        await front.settled()
+        assert front.relayed[0].outcome == "done"

@@ -22,7 +22,6 @@ from msgspec import Struct
 
 from support.chaos_load import CANARY, End, Leaving, Load
 from support.fleet import LocalFleet, until
-from support.valkey import ValkeyProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from support.chaos_load import Entry
     from support.fleet import FleetPlan, Router
+    from support.valkey import ValkeyProcess
     from warmroute.local import Child
 
 HOST: Final = "127.0.0.1"

@@ -87,10 +87,10 @@ class Entry:
 
     def __str__(self) -> str:
         kind = "stream" if self.is_stream else "answer"
-        took_s = self.ended_s - self.began_s
         return (
-            f"{self.request_id} ({kind}, router {self.router_index}) {self.end} after {took_s:.2f} s"
-            f", status {self.status}, {len(self.body)} bytes: {self.fault or 'as it should'}"
+            f"{self.request_id} ({kind}, router {self.router_index}) {self.end}"
+            f" after {self.ended_s - self.began_s:.2f} s, status {self.status},"
+            f" {len(self.body)} bytes: {self.fault or 'no fault'}"
         )
 
 
@@ -231,6 +231,10 @@ class Load:
     def stop(self) -> None:
         """Begin no more requests."""
         self._is_stopping = True
+
+    async def has_asked(self, requests: int) -> bool:
+        """Return whether that many requests were begun."""
+        return len(self.ledger) >= requests
 
     async def session(self, number: int) -> None:
         """Ask until stopped, on connections that are kept alive; one router after the other."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from state.client import RedisSettings
@@ -34,14 +35,14 @@ OUTCOMES: Final = {
 
 
 async def assert_at_rest(fleet: LocalFleet) -> None:
-    """Nothing is in flight anywhere: no lease, no sequence, no page, no spare connection."""
+    """Assert that nothing is in flight: no lease, no sequence, no page, no spare connection."""
     for router in fleet.routers:
         await fleet.all_up(router)
     await fleet.settled(REST_S)
     for router in fleet.routers:
         async with fleet.http.get(f"{router.url}/readyz") as answer:
             assert answer.status == 200, await answer.text()
-        await until(lambda router=router: _has_let_go(fleet, router), "idle connections closed")
+        await until(partial(_has_let_go, fleet, router), "idle connections closed")
 
 
 async def _has_let_go(fleet: LocalFleet, router: Router) -> bool:
@@ -51,7 +52,7 @@ async def _has_let_go(fleet: LocalFleet, router: Router) -> bool:
 
 
 async def assert_told_truly(fleet: LocalFleet, ledger: Sequence[Entry], live_s: float) -> int:
-    """Every request since ``live_s`` is in its router's record once, and ended as noted there."""
+    """Assert that requests since ``live_s`` are on record once, as they ended; return how many."""
     checked = 0
     for index, router in enumerate(fleet.routers):
         ids = [record["client_request_id"] for record in await fleet.decisions(1_000, router)]
@@ -67,7 +68,7 @@ async def assert_told_truly(fleet: LocalFleet, ledger: Sequence[Entry], live_s: 
 
 
 async def assert_warmth_is_known(fleet: LocalFleet, load: Load, seed: int) -> None:
-    """What a fresh router would predict is what each worker reports, within one block."""
+    """Assert that what a fresh router predicts is what each worker reports, within one block."""
     rng = random.Random(seed)
     wrong = []
     observer = RouterId("observer")
@@ -80,8 +81,8 @@ async def assert_warmth_is_known(fleet: LocalFleet, load: Load, seed: int) -> No
             for entry in rng.sample(load.ledger, min(8, len(load.ledger))):
                 predicted = _predicted_tokens(mirror, replica, load.script, entry.request)
                 reported = await _reported_tokens(fleet, replica.url, entry.request)
-                block_tokens = mirror.replicas()[ReplicaId(replica.name)].record.identity
-                if abs(predicted - reported) > block_tokens.block_tokens:
+                identity = mirror.replicas()[ReplicaId(replica.name)].record.identity
+                if abs(predicted - reported) > identity.block_tokens:
                     wrong.append((replica.name, entry.request_id, predicted, reported))
     assert not wrong, wrong
 
@@ -108,7 +109,7 @@ async def _reported_tokens(fleet: LocalFleet, url: str, request: dict[str, Any])
 
 
 async def assert_serving_well(fleet: LocalFleet, load: Load, count: int) -> None:
-    """New requests succeed through every router, and each prediction is right to a block."""
+    """Assert that new requests succeed through every router, predicted right to a block."""
     for index in range(len(fleet.routers)):
         for _ in range(count):
             entry = await load.ask(fleet.http, index, is_stream=False)
@@ -122,7 +123,7 @@ async def assert_serving_well(fleet: LocalFleet, load: Load, count: int) -> None
 
 
 async def assert_nothing_is_shown(fleet: LocalFleet) -> None:
-    """No prompt text in what operators see."""
+    """Assert that no prompt text is in what operators see."""
     for router in fleet.routers:
         for path in ("/metrics", "/debug/decisions?limit=1000", "/debug/replicas"):
             async with fleet.http.get(router.admin_url + path) as answer:
