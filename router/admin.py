@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from aiohttp import web
-
 from router.error import ClientError, NotFoundError
 from router.metrics import CONTENT_TYPE
-from router.reply import json_response
+from router.reply import json_response, own_response
 from router.server import LOAD_PATHS, PREFIX_PATHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from aiohttp import web
 
     from router.fleet import FleetTable, Member
     from router.health import Health
@@ -52,7 +52,7 @@ class Admin:
 
     async def livez(self, _: web.BaseRequest) -> web.StreamResponse:
         """Answer that the process runs and its event loop turns."""
-        return web.Response(text="ok\n")
+        return own_response(b"ok\n", "text/plain; charset=utf-8")
 
     async def readyz(self, _: web.BaseRequest) -> web.StreamResponse:
         """Answer 200 when requests can be served: not draining, and some replica is up."""
@@ -73,9 +73,7 @@ class Admin:
 
     async def metrics(self, _: web.BaseRequest) -> web.StreamResponse:
         """Answer the metrics in Prometheus text form."""
-        return web.Response(
-            body=self._parts.metrics.render(), headers={"Content-Type": CONTENT_TYPE}
-        )
+        return own_response(self._parts.metrics.render(), CONTENT_TYPE)
 
     async def models(self, _: web.BaseRequest) -> web.StreamResponse:
         """Answer the models of all live replicas, merged, in the OpenAI shape."""

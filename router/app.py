@@ -12,28 +12,29 @@ import random
 import secrets
 import signal
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from policies.hot import HeatMap
 from prompt.codec import load_codec
+from prompt.model import CodecLoadError
 from prompt.reader import PromptReader
 from router.admin import Admin, AdminParts, admin_routes, client_routes
 from router.allocator import keep_large_blocks
 from router.chooser import Chooser, Knowledge
-from router.config import split_address
+from router.config import ConfigError
 from router.fleet import FleetTable
 from router.health import Health
+from router.listener import Listener
 from router.metrics import Metrics
 from router.proxy import Proxy, ProxyParts
-from router.server import BACKLOG, RouteTable, build_server
 from router.trace import DecisionTrace
 from router.upkeep import Upkeep, supervise
 from router.upstream import UpstreamPool, UpstreamSettings
-from state.client import RedisSettings
+from state.client import RedisSettings, redact
 from state.embedded import EmbeddedValkey
 from state.lease import LeaseBook
 from state.mirror import Mirror
@@ -43,10 +44,8 @@ from state.placement import Placements
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from aiohttp import web
-
+    from prompt.codec import Codec
     from router.config import Config
-    from router.server import Handler
     from state.model import ReplicaId
 
 _log = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ STATE_TIMEOUT_S = 1.0
 
 
 class Served(Struct, frozen=True, kw_only=True):
-    """Where a running router can be reached: ``http://host:port``, and its state server."""
+    """Where a running router can be reached, and its state server, without credentials."""
 
     url: str
     admin_url: str | None
@@ -66,21 +65,12 @@ class Served(Struct, frozen=True, kw_only=True):
 class App:
     """One router process's parts, wired; no sockets yet."""
 
-    def __init__(self, config: Config, reader: Mirror) -> None:
+    def __init__(self, config: Config, codecs: Mapping[str, Codec], reader: Mirror) -> None:
         clock = time.monotonic
         seed = config.seed if config.seed is not None else secrets.randbits(63)
-        times = config.upstream
         self.config = config
         self.reader = reader
-        self.pool = UpstreamPool(
-            UpstreamSettings(
-                connect_timeout_s=times.connect_timeout_s,
-                first_byte_timeout_s=times.first_byte_timeout_s,
-                chunk_idle_timeout_s=times.chunk_idle_timeout_s,
-                write_stall_timeout_s=times.write_stall_timeout_s,
-                pool_idle_s=times.pool_idle_s,
-            )
-        )
+        self.pool = UpstreamPool(UpstreamSettings(**structs.asdict(config.upstream)))
         self.know = Knowledge(
             reader=reader,
             leases=LeaseBook(),
@@ -89,19 +79,13 @@ class App:
             heat=HeatMap(config.hot_prefix),
         )
         self.fleet = FleetTable(reader, config.replicas)
-        self.health = Health(self.fleet, self.pool, config.health, random.Random(seed))  # noqa: S311 - jitter
+        jitter = random.Random(seed)  # noqa: S311 - spreads checks, guards nothing
+        self.health = Health(self.fleet, self.pool, config.health, jitter)
         self.upkeep = Upkeep(self.know, self.fleet, config.placements.guess_s, clock)
-        codecs = {model.name: load_codec(Path(model.tokenizer)) for model in config.models}
         self.prompts = PromptReader(codecs, load_codec(None))
         self.trace = DecisionTrace(config.decisions_kept)
         self.metrics = Metrics()
-        chooser = Chooser(
-            self.know,
-            config.policy,
-            chain_seed=config.state.chain_seed,
-            seed=seed,
-            clock=clock,
-        )
+        chain_seed = config.state.chain_seed
         self.proxy = Proxy(
             ProxyParts(
                 config=config,
@@ -109,7 +93,9 @@ class App:
                 fleet=self.fleet,
                 health=self.health,
                 prompts=self.prompts,
-                chooser=chooser,
+                chooser=Chooser(
+                    self.know, config.policy, chain_seed=chain_seed, seed=seed, clock=clock
+                ),
                 pool=self.pool,
                 trace=self.trace,
                 metrics=self.metrics,
@@ -118,9 +104,13 @@ class App:
                 mint_id=lambda: secrets.token_hex(16),
             )
         )
-        self.admin = Admin(
+        self.admin = self._build_admin()
+        self._wire_gauges()
+
+    def _build_admin(self) -> Admin:
+        return Admin(
             AdminParts(
-                reader=reader,
+                reader=self.reader,
                 fleet=self.fleet,
                 health=self.health,
                 leases=self.know.leases,
@@ -129,7 +119,6 @@ class App:
                 holdings=self.holdings,
             )
         )
-        self._wire_gauges()
 
     def holdings(self) -> Mapping[ReplicaId, int]:
         """Return the blocks that each replica is known, or guessed, to hold."""
@@ -150,81 +139,94 @@ class App:
         gauges.open_connections = lambda: self.pool.open_connections
 
 
-async def _listen(
-    routes: Mapping[str, Mapping[str, Handler]], key: str, address: str
-) -> tuple[web.Server, asyncio.Server, str]:
-    host, port = split_address(key, address)
-    server = build_server(RouteTable(routes))
-    listener = await asyncio.get_running_loop().create_server(server, host, port, backlog=BACKLOG)
-    bound_port = listener.sockets[0].getsockname()[1]
-    return server, listener, f"http://{f'[{host}]' if ':' in host else host}:{bound_port}"
+def load_codecs(config: Config) -> dict[str, Codec]:
+    """Return the codec of each configured model; raises ConfigError."""
+    codecs: dict[str, Codec] = {}
+    for index, model in enumerate(config.models):
+        try:
+            codecs[model.name] = load_codec(Path(model.tokenizer))
+        except CodecLoadError as error:
+            message = f"models[{index}].tokenizer: {error}"
+            raise ConfigError(message) from None
+    return codecs
 
 
 async def serve(config: Config, ready: Callable[[Served], None]) -> None:
-    """Run a router until SIGTERM or SIGINT, then drain; ``ready`` is called once it listens."""
+    """Run a router until SIGTERM or SIGINT, then drain; ``ready`` is called once it listens.
+
+    Raises ConfigError for what only starting shows: a tokenizer, an address, a state URL.
+    """
+    codecs = load_codecs(config)
+    async with AsyncExitStack() as stack:
+        clients = Listener("listen", config.listen)
+        stack.push_async_callback(clients.close)
+        operators = None
+        if config.admin is not None:
+            operators = Listener("admin", config.admin)
+            stack.push_async_callback(operators.close)
+        state_url = config.state.redis
+        if state_url is None:
+            state_url = (await stack.enter_async_context(EmbeddedValkey())).url
+        reader = await stack.enter_async_context(build_mirror(state_url))
+        app = App(config, codecs, reader)
+        stack.push_async_callback(app.pool.close)
+        stack.callback(app.prompts.close)
+        served = Served(
+            url=clients.url,
+            admin_url=None if operators is None else operators.url,
+            state_url=redact(state_url),
+        )
+        await _serve_until_told(app, clients, operators, lambda: ready(served))
+
+
+def build_mirror(state_url: str) -> Mirror:
+    """Return this router's view of the shared state at ``state_url``."""
+    router_id = RouterId(secrets.token_hex(6))
+    return Mirror(
+        RedisSettings(
+            url=state_url,
+            command_timeout_s=STATE_TIMEOUT_S,
+            connect_timeout_s=STATE_TIMEOUT_S,
+        ),
+        router_id,
+        clock=time.monotonic,
+        rng=random.Random(router_id),  # noqa: S311 - jitter
+    )
+
+
+async def _serve_until_told(
+    app: App, clients: Listener, operators: Listener | None, ready: Callable[[], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain: not ready, still accepting, finish."""
     keep_large_blocks()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with AsyncExitStack() as stack:
-        state_url = config.state.redis
-        if state_url is None:
-            state_url = (await stack.enter_async_context(EmbeddedValkey())).url
-        router_id = RouterId(secrets.token_hex(6))
-        reader = await stack.enter_async_context(
-            Mirror(
-                RedisSettings(
-                    url=state_url,
-                    command_timeout_s=STATE_TIMEOUT_S,
-                    connect_timeout_s=STATE_TIMEOUT_S,
-                ),
-                router_id,
-                clock=time.monotonic,
-                rng=random.Random(router_id),  # noqa: S311 - jitter
-            )
-        )
-        app = App(config, reader)
-        stack.push_async_callback(app.pool.close)
-        stack.callback(app.prompts.close)
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+    async with asyncio.TaskGroup() as tasks:
         background = [
             tasks.create_task(supervise("health", app.health.run), name="health"),
             tasks.create_task(supervise("upkeep", app.upkeep.run), name="upkeep"),
         ]
-        try:
-            await _serve_until(app, stop, state_url, ready)
-        finally:
-            for task in background:
-                task.cancel()
+        await clients.start(client_routes(app.proxy, app.admin))
+        if operators is not None:
+            await operators.start(admin_routes(app.admin))
+        ready()
+        await stop.wait()
+        await _drain(app, clients)
+        for task in background:
+            task.cancel()
 
 
-async def _serve_until(
-    app: App, stop: asyncio.Event, state_url: str, ready: Callable[[Served], None]
-) -> None:
-    """Listen until ``stop``, then drain: not ready, still accepting, finish, close."""
-    config = app.config
-    clients, listener, url = await _listen(
-        client_routes(app.proxy, app.admin), "listen", config.listen
-    )
-    operators, admin_listener, admin_url = None, None, None
-    if config.admin is not None:
-        operators, admin_listener, admin_url = await _listen(
-            admin_routes(app.admin), "admin", config.admin
-        )
-    ready(Served(url=url, admin_url=admin_url, state_url=state_url))
-    await stop.wait()
+async def _drain(app: App, clients: Listener) -> None:
+    """Let open requests finish; load balancers that look at ``/readyz`` have left before."""
+    drain = app.config.drain
     app.admin.is_draining = True
     _log.info("draining: %d requests open", app.proxy.open_requests)
-    with suppress(asyncio.CancelledError):
-        await asyncio.sleep(config.drain.accept_s)
-    listener.close()
+    await asyncio.sleep(drain.accept_s)
+    clients.stop_accepting()
     try:
-        async with asyncio.timeout(config.drain.grace_s):
+        async with asyncio.timeout(drain.grace_s):
             await app.proxy.idle()
     except TimeoutError:
         _log.warning("drain: %d requests did not finish in time", app.proxy.open_requests)
-    await clients.shutdown(timeout=0.5)
-    if operators is not None and admin_listener is not None:
-        admin_listener.close()
-        await operators.shutdown(timeout=0.5)

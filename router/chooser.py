@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from policies.model import ReplicaView, RoutingRequest
-from state.model import BlockId, LeaseTotals, ModelIdentity, ReplicaId, Rung
+from state.model import BlockId, LeaseTotals, ModelIdentity, ReplicaId
 from state.prefix import cached_tokens, chain_of, chain_root, salt_scope
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ APPROXIMATE_BLOCK_BYTES = 256
 APPROXIMATE = "approximate"
 """The tokenizer field of chains over bytes: they never meet a chain of real tokens."""
 NO_LEASES = LeaseTotals()
-EVENT_LAG_S = 0.25
-"""So soon after the first byte of an answer the engine's events have told of its prompt."""
 
 
 @dataclass(slots=True)
@@ -75,11 +73,11 @@ class Choice:
     is_told: bool
 
     def first_byte(self, now_s: float) -> None:
-        """Note that the prompt is computed: what the engine tells counts from now on."""
+        """Note that the prompt is computed: the engine's events are about to tell."""
         self.lease.first_byte()
         if self.is_told:
             for book, placement in self.placements:
-                book.retire(placement, now_s + EVENT_LAG_S)
+                book.await_news(placement, now_s)
 
     def finish(self, outcome: Outcome, *, had_first_byte: bool) -> None:
         """Give back the lease; without a first byte the prompt does not count as resident."""
@@ -156,14 +154,8 @@ class Chooser:
         member = next(m for m in candidates if m.replica == decision.replica)
         uncached = max(0, routed.prompt_tokens - decision.predicted_cached_tokens)
         lease = self._know.leases.acquire(member.replica, uncached, now_s)
-        is_live = self._know.reader.freshness()[0] is Rung.LIVE
-        return Choice(
-            member,
-            decision,
-            lease,
-            self._place(routed, member, now_s),
-            is_told=self._is_told(routed, member) and is_live,
-        )
+        placements = self._place(routed, member, now_s)
+        return Choice(member, decision, lease, placements, self._is_told(routed, member))
 
     @staticmethod
     def _is_told(routed: Routed, member: Member) -> bool:

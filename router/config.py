@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from policies.hot import HotSettings
 from policies.union import AnyPolicy
 from policies.weighted import Weighted
+from state.client import check_url
 from state.model import NAME_PATTERN
 
 if TYPE_CHECKING:
@@ -183,6 +184,12 @@ def check_config(config: Config) -> None:
     split_address("listen", config.listen)
     if config.admin is not None:
         split_address("admin", config.admin)
+    if config.state.redis is not None:
+        try:
+            check_url(config.state.redis)
+        except ValueError as error:
+            message = f"state.redis: {error}"
+            raise ConfigError(message) from None
     seen: set[str] = set()
     for index, replica in enumerate(config.replicas):
         check_replica_url(f"replicas[{index}].url", replica.url)

@@ -15,18 +15,28 @@ if TYPE_CHECKING:
     from router.error import RouterError
 
 REQUEST_ID_HEADER = "x-request-id"
+SERVER = "warmroute"
+"""Instead of the library's own, which tells versions."""
 
 
-def json_response(
-    value: object, *, status: int = 200, headers: Mapping[str, str] | None = None
+def own_response(
+    body: bytes,
+    content_type: str,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
 ) -> web.Response:
-    """Return ``value`` as a JSON response."""
+    """Return an answer of the router itself."""
     return web.Response(
-        body=msgspec.json.encode(value),
+        body=body,
         status=status,
-        content_type="application/json",
-        headers=headers,
+        headers={"Content-Type": content_type, "Server": SERVER, **(headers or {})},
     )
+
+
+def json_response(value: object, *, status: int = 200) -> web.Response:
+    """Return ``value`` as a JSON response."""
+    return own_response(msgspec.json.encode(value), "application/json", status=status)
 
 
 def error_response(error: RouterError, request_id: str | None = None) -> web.Response:
@@ -34,9 +44,4 @@ def error_response(error: RouterError, request_id: str | None = None) -> web.Res
     headers = error_headers(error)
     if request_id is not None:
         headers[REQUEST_ID_HEADER] = request_id
-    return web.Response(
-        body=error_body(error),
-        status=error.status,
-        content_type="application/json",
-        headers=headers,
-    )
+    return own_response(error_body(error), "application/json", status=error.status, headers=headers)

@@ -43,7 +43,6 @@ LOAD_PATHS = frozenset(
 """Passed through to the least loaded replica: a prefix is not looked at."""
 VERSIONS = frozenset({(1, 0), (1, 1)})
 KEEP_ALIVE_S = 75.0
-BACKLOG = 1024
 HEAD_BYTES = 8190
 
 

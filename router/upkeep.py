@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from router.chooser import Knowledge
     from router.fleet import FleetTable
-    from state.model import Generation, ReplicaId
+    from state.model import BlockId, Generation, ReplicaId
 
 _log = logging.getLogger(__name__)
 
@@ -50,12 +50,17 @@ class Upkeep:
             self.tick()
 
     def tick(self) -> None:
-        """Publish changed leases and follow the fleet's changes of generation."""
+        """Publish changed leases, believe the engines, follow changes of generation."""
         leases = self._know.leases
         if leases.version != self._published_version:
             self._published_version = leases.version
             self._know.reader.publish_leases(leases.totals())
+        self._know.pending.settle(self._holds, self._clock())
         self._follow_generations()
+
+    def _holds(self, replica: ReplicaId, block: BlockId) -> bool:
+        overlap = self._know.reader.overlap((block,)).get(replica)
+        return overlap is not None and overlap.gpu_blocks > 0
 
     def _follow_generations(self) -> None:
         """Drop this router's own placements on replicas that left or began a new life."""
@@ -73,8 +78,9 @@ class Upkeep:
         for replica in before.keys() | current.keys():
             if replica in before and before[replica] == current.get(replica, GONE):
                 continue
-            know.pending.forget(replica)
-            know.guessed.forget(replica)
+            if replica in before:  # a newcomer may have been sent something since it appeared
+                know.pending.forget(replica)
+                know.guessed.forget(replica)
             member = members.get(replica)
             if member is not None and member.capacity_tokens is not None:
                 blocks = max(1, member.capacity_tokens // GUESS_BLOCK_TOKENS)

@@ -50,6 +50,7 @@ _DRAIN_POLL_S: Final = 0.2
 _IDLE_POLLS: Final = 2
 _FINISH_TIMEOUT_S: Final = 2.0
 _SOCKET_RETRY_S: Final = 5.0
+_LOST_LINK_POLL_S: Final = 0.25
 _STATE_TIMEOUT_S: Final = 1.0
 """Patient, as no request waits for it: after a failed write everything is announced again."""
 _MAX_PAGE_CHANGES: Final = 3
@@ -75,6 +76,7 @@ class SidecarAgent:
         self._is_awaiting_reset = False
         self._must_discover = False
         self._source_changed = asyncio.Event()
+        self._link_lost = asyncio.Event()
         self.malformed_events = 0
         self.unknown_events = 0
 
@@ -159,7 +161,7 @@ class SidecarAgent:
                 _LOG.warning("no events to follow: replica=%s is known by load", self._replica)
                 await self._source_changed.wait()
                 continue
-            self._subscriber = EventSubscriber(source)
+            self._subscriber = EventSubscriber(source, on_loss=self._link_lost.set)
             reading = asyncio.create_task(self._read(self._subscriber))
             changed = asyncio.create_task(self._source_changed.wait())
             try:
@@ -242,21 +244,35 @@ class SidecarAgent:
         self._begin_life(profile)
 
     async def _watch(self) -> None:
-        """Ask for health and load, each ``scrape_interval_s``."""
+        """Ask for health and load, each ``scrape_interval_s``.
+
+        A lost event link is most likely a dead engine, and soon another life of it: then more
+        often, because until it is noticed routers count on a cache that is gone.
+        """
         while True:
+            self._link_lost.clear()
             if await self._client.is_healthy():
                 await self._pass_check()
             else:
                 self._fail_check()
-            await asyncio.sleep(self._settings.scrape_interval_s)
+            pause_s = self._settings.scrape_interval_s
+            if self._has_lost_link():
+                pause_s = min(pause_s, _LOST_LINK_POLL_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._link_lost.wait()
 
     async def _pass_check(self) -> None:
         metrics = await self._metrics()
         self._announcer.report(metrics.load if metrics else None)
         was_down, self._failed_checks = self._is_down(), 0
         started_at_s = metrics.started_at_s if metrics else None
-        if was_down or self._must_discover or self._is_new_process(started_at_s):
+        is_doubtful = self._must_discover or self._has_lost_link()
+        if was_down or is_doubtful or self._is_new_process(started_at_s):
             await self._rediscover(is_back=was_down)
+
+    def _has_lost_link(self) -> bool:
+        return self._subscriber is not None and self._subscriber.is_lost
 
     def _fail_check(self) -> None:
         self._announcer.report(None)
@@ -304,12 +320,17 @@ class SidecarAgent:
             async with asyncio.timeout(self._settings.drain_grace_s):
                 while idle_polls < _IDLE_POLLS:
                     await asyncio.sleep(_DRAIN_POLL_S)
-                    metrics = await self._metrics()
-                    load = metrics.load if metrics else None
-                    is_idle = load is not None and load.running == 0 and load.queued == 0
-                    idle_polls = idle_polls + 1 if is_idle else 0
+                    idle_polls = idle_polls + 1 if await self._is_idle() else 0
         is_gone = await self._announcer.finish(_FINISH_TIMEOUT_S)
         _LOG.info("stopped: replica=%s deregistered=%s", self._replica, is_gone)
+
+
+    async def _is_idle(self) -> bool:
+        """Return whether the engine runs nothing, or is gone."""
+        metrics = await self._metrics()
+        if metrics is None:
+            return not await self._client.is_healthy()
+        return metrics.load.running == 0 and metrics.load.queued == 0
 
 
 def _is_same_shape(found: EngineProfile, known: EngineProfile) -> bool:

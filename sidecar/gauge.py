@@ -8,8 +8,11 @@ if TYPE_CHECKING:
     from sidecar.scheduler import Scheduler
 
 
-def render_metrics(scheduler: Scheduler, model: str) -> str:
-    """Return the exposition of ``scheduler``'s state. Costs nothing between scrapes."""
+def render_metrics(scheduler: Scheduler, model: str, started_unix_s: float) -> str:
+    """Return the exposition of ``scheduler``'s state. Costs nothing between scrapes.
+
+    The start time is how a sidecar tells a restarted process, with an empty cache, from a slow one.
+    """
     labels = f'engine="0",model_name="{_escaped(model)}"'
     pool = scheduler.cache.pool
     lines = []
@@ -27,6 +30,9 @@ def render_metrics(scheduler: Scheduler, model: str) -> str:
         "# HELP vllm:cache_config_info Shape of the KV cache.",
         "# TYPE vllm:cache_config_info gauge",
         f"vllm:cache_config_info{{{config}}} 1.0",
+        "# HELP process_start_time_seconds Start time of the process since the Unix epoch.",
+        "# TYPE process_start_time_seconds gauge",
+        f"process_start_time_seconds {started_unix_s!r}",
     ]
     return "\n".join(lines) + "\n"
 

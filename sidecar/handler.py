@@ -70,7 +70,7 @@ class WorkerHandlers:
         self._engine = engine
         self._codec = codec
         self._event_sources = event_sources
-        self._started_s = int(time.time())
+        self._started_s = time.time()
 
     def app(self) -> web.Application:
         """Return the application; run it with ``handler_cancellation``."""
@@ -153,7 +153,7 @@ class WorkerHandlers:
         model = {
             "id": self._settings.model,
             "object": "model",
-            "created": self._started_s,
+            "created": int(self._started_s),
             "owned_by": "warmroute",
             "root": self._settings.model,
             "parent": None,
@@ -171,7 +171,7 @@ class WorkerHandlers:
 
     async def metrics(self, _: web.Request) -> web.Response:
         """``GET /metrics``."""
-        text = render_metrics(self._engine.scheduler, self._settings.model)
+        text = render_metrics(self._engine.scheduler, self._settings.model, self._started_s)
         return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
     async def kv_event_sources(self, _: web.Request) -> web.Response:

@@ -30,7 +30,7 @@ from sidecar.sequence import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 QUEUED_BATCHES: Final = 100_000
 MAX_REPLAY_BATCHES: Final = 200_000
@@ -81,6 +81,7 @@ class EventSubscriber:
         replay_timeout_s: float = 2.0,
         connect_timeout_s: float = 1.0,
         probe_interval_s: float = 5.0,
+        on_loss: Callable[[], None] = lambda: None,
     ) -> None:
         self._source = source
         self._replay_timeout_s = replay_timeout_s
@@ -90,6 +91,9 @@ class EventSubscriber:
         self._fence = SequenceFence()
         self._context: zmq.asyncio.Context | None = None
         self._is_connected = asyncio.Event()
+        self._on_loss = on_loss
+        self.is_lost = False
+        """The connection was there and is gone: the engine died, moved, or cannot be reached."""
         self.malformed_messages = 0
         self.dropped_batches = 0
         self.gaps = 0
@@ -275,9 +279,12 @@ class EventSubscriber:
             frames = await monitor.recv_multipart()
             event = parse_monitor_message(frames)["event"]
             if event == zmq.EVENT_DISCONNECTED:
+                self.is_lost = True
                 self._queue.put_nowait(_Link.DOWN)
+                self._on_loss()
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._is_connected.set()
+                self.is_lost = False
                 if was_connected:
                     self._queue.put_nowait(_Link.UP)
                 was_connected = True

@@ -75,7 +75,7 @@ def state_errors(action: str) -> Iterator[None]:
 
 
 def _client(settings: RedisSettings, timeout_s: float, max_connections: int) -> Redis:
-    _refuse_overrides(settings.url)
+    check_url(settings.url)
     pool = BlockingConnectionPool.from_url(
         settings.url,
         max_connections=max_connections,
@@ -93,8 +93,11 @@ def _client(settings: RedisSettings, timeout_s: float, max_connections: int) -> 
     return client
 
 
-def _refuse_overrides(url: str) -> None:
-    """Refuse query parameters: the library would let them override the explicit limits."""
+def check_url(url: str) -> None:
+    """Raise ValueError for a URL that is not of this kind, or has parameters besides ``db``.
+
+    The library would let parameters override the explicit limits.
+    """
     parts = urlsplit(url)
     unknown = set(parse_qs(parts.query, keep_blank_values=True)) - _PARAMETERS
     if parts.scheme not in _SCHEMES or unknown:

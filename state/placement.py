@@ -14,16 +14,18 @@ Once an engine has told, its word counts: a placement that outlived it would hid
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from state.model import BlockId, ReplicaId
 
 PENDING_TTL_S: Final = 2.0
+NEWS_S: Final = 0.5
+"""How long after its first answer byte a prompt may still be without news from the engine."""
 DEFAULT_CAPACITY_BLOCKS: Final = 65_536
 
 _Entry = tuple[float, int, int]
@@ -50,7 +52,7 @@ class _Held:
 class Placements:
     """Recent assignments per replica. Clock values are passed in; memory is bounded."""
 
-    __slots__ = ("_capacity_blocks", "_held", "_ordinal", "_retiring", "_ttl_s")
+    __slots__ = ("_awaited", "_capacity_blocks", "_held", "_ordinal", "_ttl_s")
 
     def __init__(
         self, ttl_s: float = PENDING_TTL_S, capacity_blocks: int = DEFAULT_CAPACITY_BLOCKS
@@ -59,7 +61,7 @@ class Placements:
         self._capacity_blocks = capacity_blocks
         self._held: dict[ReplicaId, _Held] = {}
         self._ordinal = 0
-        self._retiring: deque[tuple[float, Placement]] = deque()
+        self._awaited: list[tuple[float, Placement]] = []
 
     def limit(self, replica: ReplicaId, ttl_s: float, capacity_blocks: int) -> None:
         """Give ``replica`` its own time to live and capacity; a shorter life starts afresh."""
@@ -71,7 +73,6 @@ class Placements:
 
     def place(self, replica: ReplicaId, chain: Sequence[BlockId], now_s: float) -> Placement:
         """Note that a prompt with ``chain`` goes to ``replica``."""
-        self._retire_due(now_s)
         self._ordinal += 1
         held = self._of(replica)
         placed = tuple(chain[: held.capacity_blocks])
@@ -92,7 +93,6 @@ class Placements:
 
     def overlap(self, chain: Sequence[BlockId], now_s: float) -> dict[ReplicaId, int]:
         """Return the leading blocks of ``chain`` that were sent to each replica, where any."""
-        self._retire_due(now_s)
         runs = {}
         for replica, held in self._held.items():
             self._expire(held, now_s)
@@ -123,23 +123,29 @@ class Placements:
         self._take_back(placement)
         return True
 
-    def retire(self, placement: Placement, due_s: float) -> bool:
-        """Let a placement count until ``due_s`` only; False when it was closed.
-
-        By then the engine has told what became of the prompt. Calls come in the order of due times.
-        """
+    def await_news(self, placement: Placement, now_s: float) -> bool:
+        """Let a computed prompt count until the engine tells of it; False when it was closed."""
         was_open = self.confirm(placement)
-        if was_open:
-            self._retiring.append((due_s, placement))
+        if was_open and placement.chain:
+            self._awaited.append((now_s + NEWS_S, placement))
         return was_open
+
+    def settle(self, holds: Callable[[ReplicaId, BlockId], bool], now_s: float) -> None:
+        """End every awaited placement whose last block ``holds`` shows, or whose time is up.
+
+        From then on the engine's word counts alone: it will also tell of the eviction.
+        """
+        waiting = []
+        for until_s, placement in self._awaited:
+            if now_s >= until_s or holds(placement.replica, placement.chain[-1]):
+                self._take_back(placement)
+            else:
+                waiting.append((until_s, placement))
+        self._awaited = waiting
 
     def forget(self, replica: ReplicaId) -> None:
         """Drop all that was sent to ``replica``, and its limits: its cache is a new one."""
         self._held.pop(replica, None)
-
-    def _retire_due(self, now_s: float) -> None:
-        while self._retiring and self._retiring[0][0] <= now_s:
-            self._take_back(self._retiring.popleft()[1])
 
     def _take_back(self, placement: Placement) -> None:
         held = self._held.get(placement.replica)

@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     set_up_logging(options.log_level)
     try:
         config = merge(options, os.environ.get(REDIS_VARIABLE))
+        run_loop(serve(config, announce), options.loop)
     except ConfigError as error:
         raise UsageError(str(error)) from None
-    run_loop(serve(config, announce), options.loop)
     return 0

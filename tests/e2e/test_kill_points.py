@@ -165,7 +165,8 @@ async def test_a_worker_that_died_and_is_back_at_once_is_known_to_be_empty(tmp_p
         replica.worker = await fleet.start_worker(replica.name).ready()
 
         async def is_known_to_be_empty() -> bool:
-            return not (await fleet.seen())[replica.name]["resident_blocks"]
+            seen = (await fleet.seen()).get(replica.name)
+            return seen is not None and seen["up"] and not seen["resident_blocks"]
 
         await until(is_known_to_be_empty, "an empty replica", 5.0)
         await assert_serving_well(fleet, load, 3)

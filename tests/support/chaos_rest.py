@@ -74,6 +74,7 @@ async def assert_warmth_is_known(fleet: LocalFleet, load: Load, seed: int) -> No
     observer = RouterId("observer")
     settings = RedisSettings(url=fleet.state_url, command_timeout_s=1.0, connect_timeout_s=1.0)
     async with Mirror(settings, observer, clock=time.monotonic, rng=rng) as mirror:
+        await until(partial(_knows_all, mirror, fleet), "every replica in the store", SETTLE_S)
         assert await mirror.settle(SETTLE_S)
         foreign = mirror.foreign_leases()
         assert not any(total.inflight or total.uncached_tokens for total in foreign.values())
@@ -85,6 +86,10 @@ async def assert_warmth_is_known(fleet: LocalFleet, load: Load, seed: int) -> No
                 if abs(predicted - reported) > identity.block_tokens:
                     wrong.append((replica.name, entry.request_id, predicted, reported))
     assert not wrong, wrong
+
+
+async def _knows_all(mirror: Mirror, fleet: LocalFleet) -> bool:
+    return set(mirror.replicas()) == {replica.name for replica in fleet.replicas}
 
 
 def _predicted_tokens(

@@ -189,8 +189,9 @@ class LocalFleet:
             return msgspec.json.decode(await answer.read())
 
     async def all_up(self, router: Router, replicas: int | None = None) -> None:
-        """Wait until ``router`` sees the planned number of replicas, or ``replicas``, up."""
-        wanted = self.plan.replicas if replicas is None else replicas
+        """Wait until ``router`` sees all planned replicas up, or just as many as ``replicas``."""
+        planned = self.plan.replicas + len(self.plan.config.get("replicas", ()))
+        wanted = planned if replicas is None else replicas
 
         async def is_so() -> bool:
             seen = await self.seen(router)

@@ -9,6 +9,8 @@ import pytest
 from prompt.codec import load_codec
 from state.prefix import TOKEN_BYTES, pack_tokens
 from warmroute.corpus import VOCABULARY_TOKENS, write_tokenizer
+from warmroute.demo import PAGE_TOKENS, DemoSettings, pages_for
+from warmroute.score import InfiniteCache
 from warmroute.workload import WorkloadSize, build_sessions
 
 if TYPE_CHECKING:
@@ -101,3 +103,14 @@ def test_a_long_output_is_cheap_in_tokens(codec: Codec) -> None:
     """A tokenizer that fell back to bytes would need a token for each character."""
     output = build_sessions(SIZE, 1)[0].turns[1].message["content"]
     assert len(codec.text_tokens(output)) // TOKEN_BYTES < len(output) / 3
+
+
+def test_by_default_the_working_set_exceeds_all_pools_together(codec: Codec) -> None:
+    settings = DemoSettings()
+    sessions = build_sessions(WorkloadSize(), settings.seed)
+    cache = InfiniteCache(PAGE_TOKENS)
+    for session in sessions:
+        cache.hold(prompts_of(session, codec)[-1])
+    pool_tokens = pages_for(sessions, codec, settings.workers) * PAGE_TOKENS
+    assert cache.held_tokens > 1.1 * settings.workers * pool_tokens
+    assert (settings.sessions, settings.turns) == (WorkloadSize().sessions, WorkloadSize().turns)
