@@ -92,6 +92,7 @@ class Admin:
 
     def _replica(self, member: Member, holdings: Mapping[ReplicaId, int]) -> dict[str, object]:
         parts = self._parts
+        foreign = parts.reader.foreign_leases().get(member.replica)
         return {
             "replica": member.replica,
             "endpoint": f"http://{member.endpoint.authority}",
@@ -100,6 +101,7 @@ class Admin:
             "has_events": member.has_events,
             "models": sorted(parts.fleet.served(member, parts.health)),
             "inflight": parts.leases.inflight(member.replica),
+            "inflight_elsewhere": foreign.inflight if foreign is not None else 0,
             "load": member.load,
             "resident_blocks": holdings.get(member.replica, 0),
             "capacity_tokens": member.capacity_tokens,

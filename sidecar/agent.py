@@ -1,4 +1,4 @@
-"""The sidecar process: registers one replica and keeps the shared state true about it.
+"""The sidecar: registers one replica and keeps the shared state true about it.
 
 Three tasks run beside each other. *Follow* reads the engine's events and folds them. *Watch* asks
 for health and load. The announcer writes. They meet in ``SidecarAgent``, which decides when the
@@ -10,19 +10,15 @@ wait for it); folding goes on, so that an engine that was only slow comes back w
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import random
 import secrets
-import signal
-import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import uvloop
 import zmq
 
 from sidecar.announce import Announcer, FencedError
@@ -31,9 +27,7 @@ from sidecar.fold import PageFolder, PageSizeError
 from sidecar.profile import SettingsError, SidecarSettings, discover, replica_name, with_page
 from sidecar.scrape import EngineClient, EngineError, EngineMetrics
 from sidecar.subscriber import EventSubscriber, Reset, ResetReason
-from state.client import RedisSettings, command_client
 from state.model import Generation, ReplicaRecord
-from state.redis_writer import RedisWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,16 +37,12 @@ if TYPE_CHECKING:
     from state.model import ReplicaId
     from state.store import ReplicaWriter
 
-EXIT_CONFIG: Final = 2
-EXIT_FENCED: Final = 3
 _STARTUP_POLL_S: Final = 0.25
 _DRAIN_POLL_S: Final = 0.2
 _IDLE_POLLS: Final = 2
 _FINISH_TIMEOUT_S: Final = 2.0
 _SOCKET_RETRY_S: Final = 5.0
 _LOST_LINK_POLL_S: Final = 0.25
-_STATE_TIMEOUT_S: Final = 1.0
-"""Patient, as no request waits for it: after a failed write everything is announced again."""
 _MAX_PAGE_CHANGES: Final = 3
 _LOG = logging.getLogger("warmroute.sidecar")
 
@@ -324,7 +314,6 @@ class SidecarAgent:
         is_gone = await self._announcer.finish(_FINISH_TIMEOUT_S)
         _LOG.info("stopped: replica=%s deregistered=%s", self._replica, is_gone)
 
-
     async def _is_idle(self) -> bool:
         """Return whether the engine runs nothing, or is gone."""
         metrics = await self._metrics()
@@ -361,59 +350,3 @@ async def run_agent(
     )
     async with engine as client:
         await SidecarAgent(settings, client, announcer).run(stop)
-
-
-async def run_sidecar_process(settings: SidecarSettings) -> int:
-    """Run until SIGTERM or SIGINT; prints one ready line; returns the exit code."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    is_told = False
-
-    def tell_ready(record: ReplicaRecord) -> None:
-        nonlocal is_told
-        if not is_told:
-            sys.stdout.write(f"ready {record.replica}\n")
-            sys.stdout.flush()
-            is_told = True
-
-    try:
-        redis = command_client(
-            RedisSettings(
-                url=settings.redis or "",
-                command_timeout_s=_STATE_TIMEOUT_S,
-                connect_timeout_s=_STATE_TIMEOUT_S,
-            )
-        )
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
-    rng = random.SystemRandom()
-    writer = RedisWriter(redis, clock=time.monotonic, rng=rng)
-    try:
-        await run_agent(settings, writer, stop=stop, rng=rng, on_ready=tell_ready)
-    except FencedError as error:
-        _LOG.error("fenced: %s; stopping", error)
-        return EXIT_FENCED
-    finally:
-        await redis.aclose()
-    return 0
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run a sidecar from ``--json SETTINGS``; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m sidecar.agent")
-    parser.add_argument("--json", required=True, help="SidecarSettings as JSON")
-    given = parser.parse_args(arguments).json
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    try:
-        settings = msgspec.json.decode(given, type=SidecarSettings)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(run_sidecar_process(settings))
-    except (msgspec.DecodeError, SettingsError) as error:
-        sys.stderr.write(f"wrong settings: {error}\n")
-        return EXIT_CONFIG
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -205,15 +205,17 @@ class Announcer:
     async def _check_fence(self) -> None:
         """Raise FencedError when the registry shows a sidecar that is not this one.
 
-        After a failed registration the registry may hold either of our last two records.
+        After a failed registration the registry may hold either of our last two records. Before
+        the first that succeeded it may still hold a dead sidecar's: the last to register wins.
         """
+        if self._registered is None:
+            return
         ours = [record for record in (self._registered, self._attempted) if record is not None]
         for record in ours:
             if await self._writer.heartbeat(record, None) is not Fence.FENCED:
                 return
-        if ours:
-            message = f"another sidecar registered replica {ours[0].replica}"
-            raise FencedError(message)
+        message = f"another sidecar registered replica {self._registered.replica}"
+        raise FencedError(message)
 
     async def _heartbeat(self) -> None:
         record = self._registered

@@ -168,10 +168,11 @@ class Engine:
         if not step.works:
             message = "sequences wait and none can run"
             raise PoolError(message)
+        # Told before the step runs: from here on its pages are shared, and those it took are gone.
+        self._publish(self.scheduler.cache.drain_changes())
         await self._pace(self._options.cost.step_s(step.load()) / self._options.speed_up)
         for sequence in self.scheduler.complete(step):
             self._advance(self._tickets[sequence])
-        self._publish(self.scheduler.cache.drain_changes())
 
     async def _pace(self, duration_s: float) -> None:
         """Wait until the step is due; what earlier sleeps were late is made up for."""

@@ -1,10 +1,12 @@
-"""What every long-running command does first: logging and the event loop."""
+"""What every long-running command does first: logging, open files and the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 LOOPS = ("uvloop", "asyncio")
+OPEN_FILES = 1_048_576
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -38,8 +41,17 @@ def set_up_logging(level: str) -> None:
     )
 
 
+def allow_open_files() -> None:
+    """Take as many file descriptors as this process may have: a stream needs two sockets."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    with suppress(ValueError, OSError):  # some systems allow less than they say
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+
+
 def run_loop(main: Coroutine[object, object, Result], loop: str) -> Result:
     """Run ``main`` on the chosen event loop."""
+    allow_open_files()
     factory = uvloop.new_event_loop if loop == "uvloop" else asyncio.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)

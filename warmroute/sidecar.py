@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from sidecar.agent import run_sidecar_process
+from sidecar.process import run_sidecar_process
 from sidecar.profile import SettingsError, SidecarSettings
 from warmroute.cli import UsageError
 from warmroute.flag import add_setting_flags, settings_of

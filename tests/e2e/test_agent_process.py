@@ -41,7 +41,13 @@ def running_valkey() -> Iterator[ValkeyProcess]:
 @asynccontextmanager
 async def sidecar(settings: SidecarSettings) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sidecar.agent", "--json", msgspec.json.encode(settings).decode()),
+        *(
+            sys.executable,
+            "-m",
+            "sidecar.process",
+            "--json",
+            msgspec.json.encode(settings).decode(),
+        ),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -139,7 +145,7 @@ async def test_the_first_of_two_sidecars_ends_with_status_3(valkey: ValkeyProces
 )
 async def test_wrong_settings_end_the_process_with_status_2(given: str) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sidecar.agent", "--json", given),
+        *(sys.executable, "-m", "sidecar.process", "--json", given),
         cwd=ROOT,
         stderr=asyncio.subprocess.PIPE,
     )

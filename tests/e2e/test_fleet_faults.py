@@ -200,6 +200,23 @@ async def test_every_proxied_path_takes_a_lease_and_gives_it_back(stage: Stage, 
     await stage.fleet.settled()
 
 
+async def test_a_burst_spreads_before_any_replica_answers(stage: Stage) -> None:
+    """A03: what was sent counts at once, not when the head of the answer comes."""
+    may_answer = asyncio.Event()
+
+    async def answer_when_told(talk: Talk, received: Received) -> None:
+        await may_answer.wait()
+        await answer_at_once(talk, received)
+
+    stage.cast(answer_when_told)
+    bodies = [chat_body(f"{number} " * 8_000, stream=False) for number in range(32)]
+    asked = [asyncio.create_task(stage.ask(post_to(body))) for body in bodies]
+    await began(stage, 32)
+    assert all(abs(len(actor.posts()) - 16) <= 1 for actor in stage.actors)
+    may_answer.set()
+    assert {(await reply).status for reply in asked} == {200}
+
+
 async def test_requests_that_follow_each_other_on_one_connection_each_count(stage: Stage) -> None:
     """C02: nothing of a finished request is left to be mistaken for the next one's."""
     may_answer = asyncio.Event()

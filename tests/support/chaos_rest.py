@@ -55,7 +55,7 @@ async def assert_told_truly(fleet: LocalFleet, ledger: Sequence[Entry], live_s: 
     """Assert that requests since ``live_s`` are on record once, as they ended; return how many."""
     checked = 0
     for index, router in enumerate(fleet.routers):
-        ids = [record["client_request_id"] for record in await fleet.decisions(1_000, router)]
+        ids = [record["client_request_id"] for record in await fleet.decisions(KEPT_DECISIONS, router)]
         for entry in ledger:
             if entry.router_index != index or entry.began_s < live_s or entry.request_id not in ids:
                 continue
@@ -130,6 +130,6 @@ async def assert_serving_well(fleet: LocalFleet, load: Load, count: int) -> None
 async def assert_nothing_is_shown(fleet: LocalFleet) -> None:
     """Assert that no prompt text is in what operators see."""
     for router in fleet.routers:
-        for path in ("/metrics", "/debug/decisions?limit=1000", "/debug/replicas"):
+        for path in ("/metrics", f"/debug/decisions?limit={KEPT_DECISIONS}", "/debug/replicas"):
             async with fleet.http.get(router.admin_url + path) as answer:
                 assert CANARY not in await answer.text(), path

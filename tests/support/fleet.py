@@ -96,9 +96,9 @@ class LocalFleet:
 
     async def __aenter__(self) -> Self:
         try:
-            self.state_url = self.plan.state_url or (
-                await self._stack.enter_async_context(EmbeddedValkey())
-            ).url
+            self.state_url = (
+                self.plan.state_url or (await self._stack.enter_async_context(EmbeddedValkey())).url
+            )
             await self._stack.enter_async_context(self.processes)
             self.http = await self._stack.enter_async_context(aiohttp.ClientSession())
             names = [f"w{index}" for index in range(self.plan.replicas)]
@@ -126,15 +126,15 @@ class LocalFleet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for kind in ("router", "sidecar"):  # a sidecar asks its engine whether it may go
-            self._stop_all(kind)
+        for name in ("router", "sidecar"):  # a sidecar asks its engine whether it may go
+            await asyncio.to_thread(self._stop_all, name)
         await self._stack.aclose()
         if error is None:
             traced = [child.log_tail() for child in self.processes.children if _has_trace(child)]
             assert not traced, "\n".join(traced)
 
-    def _stop_all(self, kind: str) -> None:
-        children = [child for child in self.processes.children if child.name.startswith(kind)]
+    def _stop_all(self, name: str) -> None:
+        children = [child for child in self.processes.children if child.name.startswith(name)]
         for child in children:
             if child.is_alive():
                 child.process.terminate()
@@ -152,10 +152,10 @@ class LocalFleet:
             words += ["--tokenizer", str(plan.tokenizer)]
         return self.processes.start(f"worker-{name}", *words, *plan.worker_flags, *flags)
 
-    def start_sidecar(self, name: str, engine: str) -> Child:
+    def start_sidecar(self, name: str, engine: str, *flags: str) -> Child:
         """Start the sidecar of the worker at ``engine``."""
         words = ["--engine", engine, "--redis", self.state_url, "--replica", name]
-        return self.processes.start(f"sidecar-{name}", "sidecar", *words)
+        return self.processes.start(f"sidecar-{name}", "sidecar", *words, *flags)
 
     async def start_router(self, **config: Any) -> Router:
         """Start one more router; ``config`` on top of the plan's. It need not see replicas yet."""
@@ -195,7 +195,8 @@ class LocalFleet:
 
         async def is_so() -> bool:
             seen = await self.seen(router)
-            return sum(one["up"] and not one["draining"] for one in seen.values()) == wanted
+            up = [name for name, one in seen.items() if one["up"] and not one["draining"]]
+            return len(up) == wanted
 
         await until(is_so, f"{wanted} replicas up")
 

@@ -47,8 +47,13 @@ class RecordingWriter:
         self.withdrawn: list[Generation] = []
         self.fence = Fence.HELD
         self.failures = 0
+        self.lost_registrations = 0
 
     async def register(self, record: ReplicaRecord) -> None:
+        if self.lost_registrations:
+            self.lost_registrations -= 1
+            message = "lost on purpose"
+            raise StateError(message)
         self.records.append(record)
 
     async def heartbeat(self, record: ReplicaRecord, load: ReplicaLoad | None) -> Fence:
@@ -196,6 +201,17 @@ async def test_a_foreign_registration_ends_the_announcer() -> None:
     subject.renew(RECORD, folder)
     with pytest.raises(FencedError, match="r1"):
         await while_running(subject, lambda: False)
+
+
+async def test_a_dead_predecessors_record_does_not_end_an_announcer_that_never_registered() -> None:
+    """R-18: a sidecar was killed, and the first registration of the next one is lost."""
+    writer, folder = RecordingWriter(), PageFolder(IDENTITY, 1)
+    writer.fence, writer.lost_registrations = Fence.FENCED, 1
+    subject = announcer(writer)
+    subject.renew(RECORD, folder)
+    with pytest.raises(FencedError):  # by the first heartbeat: the fake's fence never changes
+        await while_running(subject, lambda: False)
+    assert len(writer.records) == 1
 
 
 async def test_nothing_is_written_after_a_withdrawal_until_the_next_renewal() -> None:
