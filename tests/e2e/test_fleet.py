@@ -190,7 +190,7 @@ async def test_a_conversation_finds_its_worker_through_any_router(
     """A89: turn 1 through one router, turn 2 through another."""
     async with sdk(fleet.router.url) as first_client, sdk(second.url) as second_client:
         for number in range(8):
-            turns = [("user", f"Talk {number}: " + "quick brown foxes jump " * 400)]
+            turns = [("user", f"Talk {number}: " + "quick brown foxes jump " * 1_500)]
             before = await fleet.seen(second)
             first = await ask(first_client, MODEL, turns)
             turns += [("assistant", first.text), ("user", "And then?")]

@@ -55,7 +55,9 @@ async def assert_told_truly(fleet: LocalFleet, ledger: Sequence[Entry], live_s: 
     """Assert that requests since ``live_s`` are on record once, as they ended; return how many."""
     checked = 0
     for index, router in enumerate(fleet.routers):
-        ids = [record["client_request_id"] for record in await fleet.decisions(KEPT_DECISIONS, router)]
+        ids = [
+            record["client_request_id"] for record in await fleet.decisions(KEPT_DECISIONS, router)
+        ]
         for entry in ledger:
             if entry.router_index != index or entry.began_s < live_s or entry.request_id not in ids:
                 continue
