@@ -29,6 +29,8 @@ MAX_OTHER_VALUES: Final = 100_000
 """Commas and opening brackets (those inside of texts count too) above which a field is not decoded:
 each limit is some 20 ms of work."""
 MAX_MODEL_KEYS: Final = 4096
+MAX_PROMPTS: Final = 2048
+"""Prompts of one request that are read: each is looked up and placed by itself, some 5 us."""
 
 _T = TypeVar("_T")
 _H = TypeVar("_H", bound="_Head")
@@ -335,13 +337,19 @@ def _decoded_prompts(raw: bytes) -> list[str] | list[list[int]]:
         prompts = []
     else:
         raise BadPromptError(name, "a text, a list of texts, or one or more lists of token ids")
+    _check_prompts(prompts, name)
+    return prompts
+
+
+def _check_prompts(prompts: list[str] | list[list[int]], name: str) -> None:
     if not prompts:
         raise BadPromptError(name, "at least one text or token id")
+    if len(prompts) > MAX_PROMPTS:
+        raise UnroutablePromptError(Unroutable.TOO_COMPLEX, f"over {MAX_PROMPTS} prompts")
     for index, prompt in enumerate(prompts):
         if not prompt:
             where = name if len(prompts) == 1 else f"{name}[{index}]"
             raise BadPromptError(where, "at least one character or token id")
-    return prompts
 
 
 def _typed(raw: bytes, wanted: type[_T]) -> _T:

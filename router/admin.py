@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DECISIONS_DEFAULT = 20
 DECISIONS_MOST = 1_000
+LIMIT_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,8 @@ class Admin:
         """Answer the last decisions, newest first; ``?limit=`` says how many."""
         query = parse_qs(request.raw_path.partition("?")[2])
         limit = query.get("limit", [str(DECISIONS_DEFAULT)])[0]
-        if not limit.isdecimal() or not 1 <= int(limit) <= DECISIONS_MOST:
+        is_short_number = limit.isdecimal() and len(limit) <= LIMIT_DIGITS
+        if not is_short_number or not 1 <= int(limit) <= DECISIONS_MOST:
             message = f"limit: expected 1 to {DECISIONS_MOST}"
             raise ClientError(message, param="limit")
         return json_response(list(self._parts.trace.latest(int(limit))))

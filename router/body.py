@@ -24,21 +24,27 @@ HTTP_11 = (1, 1)
 
 def check_framing(request: web.BaseRequest, limits: LimitSettings) -> None:
     """Refuse what must not reach a replica before its body is read; raises ClientError."""
-    coding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    coding = _whole(request, "Content-Encoding", "identity")
     if coding != "identity":
         message = f"Content-Encoding: expected identity, got {coding[:32]!r}"
         raise UnsupportedEncodingError(message)
-    transfer = request.headers.get("Transfer-Encoding", "chunked").strip().lower()
+    transfer = _whole(request, "Transfer-Encoding", "chunked")
     if transfer != "chunked":
         message = "Transfer-Encoding: expected chunked"
         raise UnsupportedFramingError(message)
-    expect = request.headers.get("Expect", "100-continue").strip().lower()
+    expect = _whole(request, "Expect", "100-continue")
     if expect != "100-continue":
         message = "Expect: expected 100-continue"
         raise ExpectationFailedError(message)
     length = request.content_length
     if length is not None and length > limits.body_bytes:
         raise too_large(limits)
+
+
+def _whole(request: web.BaseRequest, name: str, default: str) -> str:
+    """Return the value of a header, of all lines of that name."""
+    lines = request.headers.getall(name, (default,))
+    return ",".join(lines).strip().lower()
 
 
 def too_large(limits: LimitSettings) -> BodyTooLargeError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from policies.model import ReplicaView, RoutingRequest
+from router.footprint import Footprints
 from state.model import BlockId, LeaseTotals, ModelIdentity, ReplicaId
 from state.prefix import cached_tokens, chain_of, chain_root, salt_scope
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from policies.model import Decision, Heat, Policy
     from prompt.model import ReadPrompt
     from router.fleet import Member
+    from router.footprint import Footprint
     from state.lease import Lease, LeaseBook, Outcome
     from state.placement import Placement, Placements
     from state.store import FleetReader
@@ -70,6 +72,7 @@ class Choice:
     decision: Decision
     lease: Lease
     placements: list[tuple[Placements, Placement]]
+    footprint: Footprint
     is_told: bool
 
     def first_byte(self, now_s: float) -> None:
@@ -79,8 +82,11 @@ class Choice:
             for book, placement in self.placements:
                 book.await_news(placement, now_s)
 
-    def finish(self, outcome: Outcome, *, had_first_byte: bool) -> None:
+    def finish(
+        self, outcome: Outcome, *, had_first_byte: bool, output_tokens: int | None = None
+    ) -> None:
         """Give back the lease; without a first byte the prompt does not count as resident."""
+        self.footprint.end(output_tokens)
         if self.lease.finish(outcome) and not had_first_byte:
             for book, placement in self.placements:
                 book.withdraw(placement)
@@ -99,6 +105,7 @@ class Knowledge:
     pending: Placements
     guessed: Placements
     heat: HeatMap
+    footprints: Footprints = field(default_factory=Footprints)
 
 
 class Chooser:
@@ -154,8 +161,14 @@ class Chooser:
         member = next(m for m in candidates if m.replica == decision.replica)
         uncached = max(0, routed.prompt_tokens - decision.predicted_cached_tokens)
         lease = self._know.leases.acquire(member.replica, uncached, now_s)
-        placements = self._place(routed, member, now_s)
-        return Choice(member, decision, lease, placements, self._is_told(routed, member))
+        return Choice(
+            member,
+            decision,
+            lease,
+            self._place(routed, member, now_s),
+            self._occupy(routed, member),
+            is_told=self._is_told(routed, member),
+        )
 
     @staticmethod
     def _is_told(routed: Routed, member: Member) -> bool:
@@ -198,6 +211,8 @@ class Chooser:
             for index, chain in enumerate(self._chains(routed, identity)):
                 units = routed.prompt.prompts[index].count
                 self._add_warmth(warmth, routed, members, identity, chain, units, now_s)
+            for member in members:
+                self._limit_warmth(warmth, routed, member, identity)
         return warmth
 
     def _add_warmth(
@@ -228,6 +243,40 @@ class Chooser:
                 cached = cached_tokens(most, block, units) // divisor
                 old = warmth.get(replica, COLD)
                 warmth[replica] = Warmth(old.cached + cached, old.pending + cached - confirmed)
+
+    def _limit_warmth(
+        self,
+        warmth: dict[ReplicaId, Warmth],
+        routed: Routed,
+        member: Member,
+        identity: ModelIdentity,
+    ) -> None:
+        """Take off what requests in flight will push out before this one gets its turn."""
+        warm = warmth.get(member.replica)
+        if warm is None or member.capacity_tokens is None or not self._is_told(routed, member):
+            return
+        room_tokens = self._know.footprints.room_tokens(
+            member.replica,
+            member.capacity_tokens,
+            self._chains(routed, identity),
+            identity.block_tokens,
+            routed.prompt_tokens,
+        )
+        if room_tokens is not None and room_tokens < warm.cached:
+            warmth[member.replica] = Warmth(room_tokens, min(warm.pending, room_tokens))
+
+    def _occupy(self, routed: Routed, member: Member) -> Footprint:
+        """Let the request count as in flight on ``member`` from now on, with what it takes up."""
+        footprints, prompt = self._know.footprints, routed.prompt
+        identity = self._identity(routed, member)
+        output_tokens = footprints.expected_output_tokens(prompt.max_output_tokens)
+        return footprints.take(
+            member.replica,
+            self._chains(routed, identity) if routed.is_exact else (),
+            identity.block_tokens,
+            routed.prompt_tokens,
+            output_tokens * prompt.choices,
+        )
 
     def _observe(self, routed: Routed, candidates: Sequence[Member], now_s: float) -> Heat | None:
         identity = self._identity(routed, candidates[0])

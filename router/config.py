@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from policies.hot import HotSettings
 from policies.union import AnyPolicy
 from policies.weighted import Weighted
+from router.upstream import Endpoint
 from state.client import check_url
 from state.model import NAME_PATTERN
 
@@ -169,14 +170,11 @@ def split_address(key: str, address: str) -> tuple[str, int]:
 def check_replica_url(key: str, url: str) -> None:
     """Refuse whatever is not ``http://host:port`` without anything behind it."""
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        Endpoint.parse(url)
     except ValueError:
-        parts, port = urlsplit(""), None
-    is_plain = not (parts.path.strip("/") or parts.query or parts.fragment or parts.username)
-    if parts.scheme != "http" or not parts.hostname or port == 0 or not is_plain:
-        message = f"{key}: expected http://host:port, got {url!r}"
-        raise ConfigError(message)
+        shown = "one with credentials" if "@" in url else repr(url)
+        message = f"{key}: expected http://host:port, got {shown}"
+        raise ConfigError(message) from None
 
 
 def check_config(config: Config) -> None:

@@ -21,6 +21,7 @@ from router.header import Framing, RawHeaders, body_framing
 if TYPE_CHECKING:
     from router.upstream import Endpoint, UpstreamPool
 
+VERSIONS = frozenset({"1.0", "1.1"})
 WRITE_WHOLE_BYTES = 64 * 1024
 """Up to here head and body are joined for one write; above, the copy costs more than it saves."""
 
@@ -280,6 +281,9 @@ class UpstreamConnection(asyncio.Protocol):
             message = "the replica sent too large a head"
             raise ReplicaProtocolError(message)
         version = self._parser.get_http_version()
+        if version not in VERSIONS:
+            message = f"the replica answered with HTTP/{version}"
+            raise ReplicaProtocolError(message)
         self._framing, length = body_framing(self._method, status, version, headers)
         return ReplyHead(status, headers, self._framing, length)
 

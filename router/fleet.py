@@ -7,6 +7,7 @@ holds never matters.
 
 from __future__ import annotations
 
+from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
@@ -61,12 +62,25 @@ def static_member(settings: StaticReplica) -> Member:
     )
 
 
+def is_unfit(host: str) -> bool:
+    """Return whether ``host`` is an address that no replica has, such as a cloud's metadata."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_link_local or address.is_multicast or address.is_unspecified
+
+
 def registered_member(state: ReplicaState) -> Member | None:
     """Return the member that a registry entry describes; None when its address is unusable."""
     record = state.record
     try:
         endpoint = Endpoint.parse(record.endpoint)
     except ValueError:
+        return None
+    if is_unfit(endpoint.host):
         return None
     capacity = record.capacity_pages
     return Member(

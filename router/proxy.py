@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from prompt.model import BadPromptError, ReadPrompt, Unroutable
+from prompt.request import MAX_MODEL_CHARS
 from router.body import read_body
 from router.error import (
     ClientError,
@@ -96,11 +97,17 @@ class _NamesModel(Struct, frozen=True):
 
 
 def read_load_only(body: bytes) -> ReadPrompt:
-    """Return what routing by load needs of a body: the model, where it is JSON that names one."""
+    """Return what routing by load needs of a body: the model, where it is JSON that names one.
+
+    Raises BadPromptError for a name that no model can have: the decision trace keeps names.
+    """
     try:
         named = msgspec.json.decode(body, type=_NamesModel).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         named = ""
+    if len(named) > MAX_MODEL_CHARS or not named.isprintable():
+        name = "model"
+        raise BadPromptError(name, f"a printable name of at most {MAX_MODEL_CHARS} characters")
     return ReadPrompt(model=named, is_stream=False, unroutable=Unroutable.LOAD_ONLY)
 
 
@@ -137,6 +144,9 @@ class Proxy:
             call.status = error.status
             call.outcome = "refused" if isinstance(error, ClientError) else "failed"
             return error_response(error, client_id)
+        except Exception:
+            call.status, call.outcome = RouterError.status, "failed"
+            raise
         finally:
             self.open_requests -= 1
             if not self.open_requests:
@@ -217,7 +227,9 @@ class Proxy:
             call.relayed, call.status, call.outcome = relayed, relayed.status, outcome.value
             return relayed.response
         finally:
-            choice.finish(outcome, had_first_byte=ttft_s is not None)
+            usage = call.relayed.usage if call.relayed is not None else None
+            output_tokens = usage.completion_tokens if usage is not None else None
+            choice.finish(outcome, had_first_byte=ttft_s is not None, output_tokens=output_tokens)
             call.ttft_s = ttft_s
             call.attempts.append(
                 Attempt(decision=choice.decision, outcome=outcome.value, error=reason)

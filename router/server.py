@@ -6,7 +6,9 @@ tenants' decisions among it) is not served to clients.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
@@ -14,6 +16,7 @@ from router.error import (
     ClientError,
     MethodNotAllowedError,
     NotFoundError,
+    RouterError,
     UnsupportedVersionError,
 )
 from router.reply import error_response
@@ -42,8 +45,19 @@ LOAD_PATHS = frozenset(
 )
 """Passed through to the least loaded replica: a prefix is not looked at."""
 VERSIONS = frozenset({(1, 0), (1, 1)})
-KEEP_ALIVE_S = 75.0
-HEAD_BYTES = 8190
+HEAD_BYTES: Final = 8190
+BAD_REQUEST: Final = 400
+SETTINGS: Final[dict[str, Any]] = {
+    "access_log": None,
+    "auto_decompress": False,
+    "keepalive_timeout": 75.0,
+    "lingering_time": 2.0,
+    "max_line_size": HEAD_BYTES,
+    "max_field_size": HEAD_BYTES,
+}
+"""Each against a default that bites: bodies are forwarded as they came, access logs are ours."""
+
+_log = logging.getLogger(__name__)
 
 
 class RouteTable:
@@ -53,11 +67,18 @@ class RouteTable:
         self._routes = routes
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Dispatch one request by its raw path; never by a normalised one."""
+        """Dispatch one request by its raw path; never by a normalised one.
+
+        An answer before the whole body came ends the connection: whether the rest still comes, or
+        the next request does, could not be told apart.
+        """
         try:
-            return await self._handler(request)(request)
+            response = await self._handler(request)(request)
         except ClientError as error:
-            return error_response(error)
+            response = error_response(error)
+        if not request.content.is_eof():
+            response.force_close()
+        return response
 
     def _handler(self, request: web.BaseRequest) -> Handler:
         if tuple(request.version) not in VERSIONS:
@@ -78,19 +99,48 @@ class RouteTable:
         return handler
 
 
-def build_server(table: RouteTable) -> web.Server:
-    """Return an aiohttp protocol factory with our settings, each against a default that bites.
+class Protocol(web.RequestHandler):
+    """A client's connection: aiohttp's, with our answers where it cannot parse or a handler fails.
 
-    ``handler_cancellation``: a client that leaves is noticed at once. ``auto_decompress`` off:
-    bodies are forwarded as they came. Access logs are ours.
+    Its own quote what the client sent, in the answer and in the log, and name its version.
     """
-    return web.Server(
-        table,
-        handler_cancellation=True,
-        access_log=None,
-        auto_decompress=False,
-        keepalive_timeout=KEEP_ALIVE_S,
-        lingering_time=2.0,
-        max_line_size=HEAD_BYTES,
-        max_field_size=HEAD_BYTES,
-    )
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002 - quotes the client
+    ) -> web.StreamResponse:
+        """Return the answer to a malformed request or to a fault of ours; the connection ends."""
+        error: RouterError
+        if status == BAD_REQUEST:
+            _log.debug("malformed request from %s: %s", request.remote, type(exc).__name__)
+            error = ClientError("expected a well-formed HTTP/1.1 request")
+        else:
+            _log.error("a request failed", exc_info=exc)
+            error = RouterError("the router failed on this request")
+        if request.writer.output_size > 0:
+            broken = "a response was begun already"
+            raise ConnectionError(broken)
+        response = error_response(error)
+        response.force_close()
+        return response
+
+
+class Server(web.Server):
+    """The protocol factory of one listener."""
+
+    def __call__(self) -> web.RequestHandler:
+        """Return the protocol of a new connection."""
+        return Protocol(self, loop=asyncio.get_running_loop(), **SETTINGS)
+
+
+def build_server(table: RouteTable) -> web.Server:
+    """Return the protocol factory that serves ``table``.
+
+    ``handler_cancellation``: a client that leaves is noticed at once.
+    """
+    return Server(table, handler_cancellation=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from email.utils import formatdate
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 FETCH_LIMIT_BYTES = 4 * 1024 * 1024
 """The largest body that ``fetch`` takes."""
+_HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
+"""A DNS name or an address: the text comes from the registry and goes into the Host header."""
 
 
 class Endpoint(Struct, frozen=True):
@@ -47,8 +50,8 @@ class Endpoint(Struct, frozen=True):
         if parts.scheme != "http" or not host or not is_bare or "@" in parts.netloc:
             message = f"{url!r} is not of the form http://host:port"
             raise ValueError(message)
-        if not host.isascii() or any(c.isspace() or not c.isprintable() for c in host):
-            message = f"{url!r} has an unusable host name"
+        if parts.port == 0 or not _HOST.fullmatch(host):
+            message = f"{url!r} has an unusable host name or port"
             raise ValueError(message)
         return cls(host, parts.port or 80)
 

@@ -157,7 +157,7 @@ class Engine:
     async def run(self) -> None:
         """Run steps until cancelled."""
         while True:
-            if not self.scheduler.has_work:
+            while not self.scheduler.has_work:  # what woke it may have left again
                 self._wake.clear()
                 await self._wake.wait()
                 self._due_s = self._time_s()

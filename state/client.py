@@ -15,7 +15,7 @@ from msgspec import Struct
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from state.store import StateError
 
@@ -52,6 +52,20 @@ def blocking_client(settings: RedisSettings, block_s: float) -> Redis:
 async def run_command(client: Redis, *arguments: Argument) -> Any:
     """Return the server's reply to one command, as it was sent."""
     return await client.execute_command(*arguments)  # type: ignore[no-untyped-call]
+
+
+def is_wrong_type(reply: object) -> bool:
+    """Return whether ``reply`` is the error about a key of another type: a malformed value."""
+    return isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply)
+
+
+def read_value(reply: Any) -> Any:
+    """Return one reply of a pipeline; b"", which nothing decodes, for a key of another type."""
+    if is_wrong_type(reply):
+        return b""
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
 
 
 def redact(url: str) -> str:

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import Struct
 
-from state.client import STORE_ERRORS, blocking_client, command_client, redact, run_command
+from state.client import (
+    STORE_ERRORS,
+    blocking_client,
+    command_client,
+    read_value,
+    redact,
+    run_command,
+)
 from state.lease import sum_leases
 from state.mirror_sync import Follower
 from state.model import ReplicaId, Rung
@@ -42,7 +49,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from state.client import Argument, RedisSettings
+    from state.client import RedisSettings
     from state.model import (
         BlockId,
         Generation,
@@ -56,7 +63,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _POLL_CHUNK = 64
-_READ_ENTRIES = 64
 _SWEEP_BLOCKS = 4096
 
 
@@ -292,7 +298,7 @@ class Mirror:
                 keys = ReplicaKeys(name)
                 pipeline.execute_command("HGET", keys.record, "value")
                 pipeline.execute_command("GET", keys.load)
-            values = await pipeline.execute()
+            values = [read_value(reply) for reply in await pipeline.execute(raise_on_error=False)]
             rows |= dict(zip(chunk, zip(values[::2], values[1::2], strict=True), strict=True))
         return rows
 
@@ -308,22 +314,9 @@ class Mirror:
             self._tail_ok_s = self._clock()
             await self._tail_beat.rest(self._timing.block_s)
             return
-        keys, positions = list(follows), [follow.position for follow in follows.values()]
-        count = max(1, _READ_ENTRIES // len(keys))
-        block_ms = max(1, round(self._timing.block_s * 1000))
-        arguments: list[Argument] = [
-            "COUNT",
-            count,
-            "BLOCK",
-            block_ms,
-            "STREAMS",
-            *keys,
-            *positions,
-        ]
-        reply = await run_command(self._tail_client, "XREAD", *arguments)
+        news = await self._follower.next_entries(self._tail_client, follows, self._timing.block_s)
         self._tail_ok_s = self._clock()
-        for key, rows in reply or ():
-            follow = follows[key]
+        for follow, rows in news:
             await self._follower.apply(follow, rows)
             if not follow.is_synced:
                 self._snapshot_beat.nudge()

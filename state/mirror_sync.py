@@ -13,6 +13,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from redis.exceptions import ResponseError
+
+from state.client import is_wrong_type, run_command
 from state.schema import (
     BLOCK_ID_BYTES,
     MAX_CHUNK_BLOCKS,
@@ -26,14 +29,17 @@ from state.schema import (
 from state.script import Script, run_scripts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from redis.asyncio import Redis
 
+    from state.client import Argument
     from state.model import BlockId, Generation, ReplicaId, Tier
     from state.residency import Residency
     from state.schema import Entry
 
+READ_ENTRIES: Final = 64
+"""Entries of all streams together that one read asks for."""
 STEP_BLOCKS: Final = 2048
 """Blocks applied before the event loop gets its turn: about a millisecond."""
 
@@ -120,6 +126,30 @@ class Follower:
     async def snapshot(self, client: Redis, follow: Follow) -> None:
         """Read the state of one replica as of now, to be tailed from there."""
         self.snapshots += 1
+        try:
+            last_entries, found = await self._read_state(client, follow)
+        except ResponseError as error:
+            if not is_wrong_type(error):
+                raise
+            self.malformed_values += 1
+            if self._is_current(follow):
+                self._residency.drop(follow.replica)
+            return
+        if not self._is_current(follow):
+            return
+        self._residency.drop(follow.replica)
+        for tier, packed in found:
+            for blocks in _steps(packed):
+                self._residency.store(follow.replica, tier, blocks)
+                await asyncio.sleep(0)
+                if not self._is_current(follow):
+                    return
+        self._start_at(follow, last_entries)
+
+    async def _read_state(
+        self, client: Redis, follow: Follow
+    ) -> tuple[Sequence[Sequence[Any]], list[tuple[Tier, bytes]]]:
+        """Return the last entry of the replica's stream, if any, and what its sets hold."""
         pipeline = client.pipeline(transaction=True)
         pipeline.execute_command("XREVRANGE", follow.keys.changes, "+", "-", "COUNT", 1)
         pipeline.execute_command("SMEMBERS", follow.keys.sets)
@@ -131,16 +161,23 @@ class Follower:
             if tier is not None:
                 key = follow.keys.residency(suffix)
                 found += [(tier, packed) async for packed in self._scanned(client, key)]
-        if not self._is_current(follow):
-            return
-        self._residency.drop(follow.replica)
-        for tier, packed in found:
-            for blocks in _steps(packed):
-                self._residency.store(follow.replica, tier, blocks)
-                await asyncio.sleep(0)
-                if not self._is_current(follow):
-                    return
-        self._start_at(follow, last_entries)
+        return last_entries, found
+
+    async def next_entries(
+        self, client: Redis, follows: Mapping[bytes, Follow], block_s: float
+    ) -> list[tuple[Follow, Sequence[Sequence[Any]]]]:
+        """Wait up to ``block_s`` for entries of the streams of ``follows``."""
+        count = max(1, READ_ENTRIES // len(follows))
+        arguments: list[Argument] = ["COUNT", count, "BLOCK", max(1, round(block_s * 1000))]
+        positions = [follow.position for follow in follows.values()]
+        try:
+            reply = await run_command(client, "XREAD", *arguments, "STREAMS", *follows, *positions)
+        except ResponseError as error:
+            if not is_wrong_type(error):
+                raise
+            self._doubt_all()  # one of them is no stream: its snapshot will fail, alone
+            return []
+        return [(follows[key], rows) for key, rows in reply or ()]
 
     async def apply(self, follow: Follow, rows: Sequence[Sequence[Any]]) -> None:
         """Apply stream entries, in order, until one shows that something is missing."""
@@ -192,6 +229,11 @@ class Follower:
             yield packed
             if cursor == b"0":
                 return
+
+    def _doubt_all(self) -> None:
+        """Let every follow wait for another snapshot."""
+        for follow in self._follows.values():
+            follow.is_synced = False
 
     def _is_current(self, follow: Follow) -> bool:
         return self._follows.get(follow.replica) is follow

@@ -198,8 +198,9 @@ def decode_record(value: bytes, replica: ReplicaId) -> ReplicaRecord | None:
         record = _record_decoder.decode(value) if len(value) <= MAX_VALUE_BYTES else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    is_sound = record is not None and record.replica == replica and record.page_tokens > 0
-    return record if is_sound else None
+    if record is None or record.replica != replica:
+        return None
+    return record if min(record.page_tokens, record.identity.block_tokens) > 0 else None
 
 
 def encode_load(load: ReplicaLoad) -> bytes:

@@ -248,6 +248,28 @@ async def test_values_that_do_not_decode_are_ignored_and_counted(
     assert late.holdings()[A].blocks == 1
 
 
+@pytest.mark.parametrize("key", [_KEYS.record, _KEYS.changes, _KEYS.sets])
+async def test_a_key_of_another_type_blinds_the_mirror_for_its_replica_only(
+    redis_backend: RedisBackend, key: str
+) -> None:
+    """S-14: whoever spoils one replica's key must not age the view of the whole fleet."""
+    writer, client = redis_backend.writer, redis_backend.client
+    await writer.register(record(A))
+    await writer.register(record(B))
+    await writer.apply([batch(1, stored=blocks(1), replica=B)])
+    mirror = await redis_backend.mirror(timing=_SOON_STALE)
+    assert await mirror.settle(5)
+    await run_command(client, "SET", key, "spoiled", "EX", 60)
+    late = await redis_backend.mirror("r2", timing=_SOON_STALE)
+    await eventually(lambda: B in late.replicas())
+    await writer.apply([batch(2, stored=blocks(2), replica=B)])
+    for one in (mirror, late):
+        await eventually(lambda: one.overlap(blocks(1, 2))[B].gpu_blocks == 2)  # noqa: B023
+        await asyncio.sleep(_SOON_STALE.stale_after_s)
+        assert _rung(one) is Rung.LIVE
+    assert late.malformed_values
+
+
 _LEASING_ROUTER = """
 import asyncio, random, sys, time
 from state.client import RedisSettings

@@ -1,10 +1,10 @@
 """402 recorded calls of a coding agent, through the openai SDK, the router and four workers.
 
 The 20 sessions start in recorded order, eight at once: the calls of a session follow each other
-without a pause, and a session keeps its place until its last call. As many tokens are generated as
-were recorded. The working set is every distinct full page of all prompts and of what is generated.
-One prompt is more than a fifth of it, so a fleet whose pools together had a quarter could not run
-it: each worker has a quarter of the working set.
+without a pause, and a session keeps its place until its last call. Each call generates as many
+tokens as the median recorded one. The working set is every distinct full page of all prompts and of
+what is generated. One prompt is nearly a quarter of it, so a fleet whose pools together had a
+quarter could not run it: each worker has a quarter of the working set.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,22 +33,15 @@ WORKERS = 4
 SESSIONS_AT_ONCE = 8
 PAGE_TOKENS = 16
 BLOCK_TOKENS = 64
+OUTPUT_TOKENS = 128
 SPEED_UP = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One recorded call."""
-
-    prompt: str
-    output_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Recording:
-    """All calls, by session, in recorded order; and what a perfect cache would make of them."""
+    """All prompts, by session, in recorded order; and what a perfect cache would make of them."""
 
-    sessions: list[list[Call]]
+    sessions: list[list[str]]
     working_set_pages: int
     longest_pages: int
     perfect_hit_ratio: float
@@ -70,17 +64,19 @@ class Replayed:
 def recording() -> Recording:
     codec = load_codec(data_file("tokenizers/tiny-chat"))
     cache = PerfectCache(PAGE_TOKENS)
-    sessions: dict[str, list[Call]] = {}
+    sessions: dict[str, list[str]] = {}
+    recorded_tokens = []
     generated_pages = longest_pages = 0
     for row in json_lines("traces/miniswe_agent_calls.jsonl.zst"):
         prompt = codec.chat_tokens([{"role": "user", "content": row["input"]}], None, options={})
         cache.add(prompt)
         prompt_tokens = len(prompt) // TOKEN_BYTES
-        output_tokens = len(codec.text_tokens(row["output"])) // TOKEN_BYTES
-        pages = (prompt_tokens + output_tokens) // PAGE_TOKENS
+        recorded_tokens.append(len(codec.text_tokens(row["output"])) // TOKEN_BYTES)
+        pages = (prompt_tokens + OUTPUT_TOKENS) // PAGE_TOKENS
         generated_pages += pages - prompt_tokens // PAGE_TOKENS
         longest_pages = max(longest_pages, pages + 1)
-        sessions.setdefault(row["session_id"], []).append(Call(row["input"], output_tokens))
+        sessions.setdefault(row["session_id"], []).append(row["input"])
+    assert abs(median(recorded_tokens) - OUTPUT_TOKENS) <= 1
     return Recording(
         sessions=list(sessions.values()),
         working_set_pages=len(cache.pages) + generated_pages,
@@ -104,12 +100,12 @@ async def replay(recording: Recording, pages: int, directory: Path) -> Replayed:
     stored_pages: Counter[str] = Counter()
     async with LocalFleet(directory, plan) as fleet, sdk(fleet.router.url) as client:
 
-        async def session(calls: list[Call]) -> list[Answered]:
+        async def session(prompts: list[str]) -> list[Answered]:
             answers = []
-            for call in calls:
-                turns = [("user", call.prompt)]
-                answered = await ask(client, MODEL, turns, call.output_tokens, ignore_eos=True)
-                kept_tokens = answered.prompt_tokens + call.output_tokens - 1
+            for prompt in prompts:
+                turns = [("user", prompt)]
+                answered = await ask(client, MODEL, turns, OUTPUT_TOKENS, ignore_eos=True)
+                kept_tokens = answered.prompt_tokens + OUTPUT_TOKENS - 1
                 stored_pages[answered.replica] += kept_tokens // PAGE_TOKENS
                 stored_pages[answered.replica] -= answered.cached_tokens // PAGE_TOKENS
                 answers.append(answered)

@@ -65,9 +65,10 @@ async def test_a_thousand_streams_run_at_once_and_livez_answers(stage: Stage) ->
     stage.reset()
     stage.cast(wait_and_end)
     with few_files():
-        router = await stage.fleet.start_router()
+        router = await stage.fleet.start_router(upstream={"connect_timeout_s": 20.0})
     await stage.fleet.all_up(router)
     clients = [await RawClient.connect(router.port) for _ in range(streams)]
+    stage.clients += clients
     for client in clients:
         client.send(post_to(chat_body(), Connection="close"))
     async with asyncio.timeout(30):
@@ -85,8 +86,6 @@ async def test_a_thousand_streams_run_at_once_and_livez_answers(stage: Stage) ->
     async with asyncio.timeout(30):
         tails = [await client.reader.read(-1) for client in clients]
     assert all(tail.endswith(LAST) for tail in tails)
-    for client in clients:
-        await client.close()
     assert await stage.fleet.inflight(router) == 0
     assert stage.fleet.processes.stop(router.child) == 0
 

@@ -127,6 +127,8 @@ async def test_a_fresh_connection_that_dies_unanswered_is_an_error(how: str) -> 
         b"HTTP/1.1 abc OK\r\n\r\n",
         b"HTTP/1.1 099 Low\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 700 High\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/2.0 200 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/0.9 200 OK\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",

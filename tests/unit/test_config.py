@@ -35,6 +35,8 @@ def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
         ({"replicas": [{"url": "http://a:1/v1"}]}, "replicas[0].url"),
         ({"replicas": [{"url": "http://u:p@a:1"}]}, "replicas[0].url"),
         ({"replicas": [{"url": "http://a:99999"}]}, "replicas[0].url"),
+        ({"replicas": [{"url": 'http://a"b:1'}]}, "replicas[0].url"),
+        ({"replicas": [{"url": "http://a:1//"}]}, "replicas[0].url"),
         ({"replicas": [{"url": "http://a:1"}, {"url": "http://a:1/"}]}, "replicas[1]"),
         ({"replicas": [{"url": "http://a:1", "name": "x y"}]}, "replicas[0].name"),
         ({"listen": "8080"}, "listen"),
@@ -81,3 +83,10 @@ def test_the_annotated_example_lists_every_key_with_its_default() -> None:
     config = decode_config(raw)
     assert set(raw) == set(msgspec.to_builtins(Config()))
     assert msgspec.structs.replace(config, replicas=()) == Config()
+
+
+def test_a_replica_url_with_credentials_is_refused_without_showing_them() -> None:
+    """G-02."""
+    with pytest.raises(ConfigError) as refused:
+        decode_config({"replicas": [{"url": "http://user:CANARY@a:1"}]})
+    assert "CANARY" not in str(refused.value)

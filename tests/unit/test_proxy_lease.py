@@ -12,6 +12,7 @@ from router.chooser import Choice
 from router.config import Config
 from router.error import ReplicaClosedError
 from router.fleet import Member
+from router.footprint import Footprints
 from router.proxy import Call, Proxy
 from router.upstream import Endpoint
 from state.lease import LeaseBook
@@ -39,12 +40,13 @@ async def test_a_connection_that_fails_to_close_leaves_no_lease(
         raise error
 
     monkeypatch.setattr("router.proxy.relay", failing)
-    leases, placements = LeaseBook(), Placements()
+    leases, placements, footprints = LeaseBook(), Placements(), Footprints()
     choice = Choice(
         member=Member(replica=A, endpoint=Endpoint("127.0.0.1", 9)),
         decision=Decision(replica=A, reason=Reason.LOAD, predicted_cached_tokens=0, candidates=()),
         lease=leases.acquire(A, 100, 0.0),
         placements=[(placements, placements.place(A, blocks(0, 1), 0.0))],
+        footprint=footprints.take(A, (blocks(0, 1),), 64, 130, 0),
         is_told=True,
     )
     parts: Any = SimpleNamespace(config=Config(), pool=None, clock=float)
@@ -54,4 +56,5 @@ async def test_a_connection_that_fails_to_close_leaves_no_lease(
         await Proxy(cast("Any", parts))._attempt(request, b"{}", made, choice)
     assert (leases.open_count, leases.inflight(A)) == (0, 0)
     assert placements.overlap(blocks(0, 1), 0.0) == {}
+    assert footprints.room_tokens(A, 64, (blocks(0),), 64, 128) is None
     assert len(made.attempts) == 1

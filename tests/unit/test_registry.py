@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec import structs
+
 from state.model import Generation, ReplicaLoad
 from state.registry import Registry, Row
 from state.schema import encode_load, encode_record
@@ -81,4 +84,17 @@ def test_a_load_becomes_unknown_while_the_store_is_away() -> None:
 def test_a_record_under_another_name_is_ignored() -> None:
     registry = Registry(grace_s=30.0, load_ttl_s=3.0)
     registry.observe({B: _row()}, now_s=0.0)
+    assert (registry.view(), registry.malformed_values) == ({}, 1)
+
+
+@pytest.mark.parametrize(("page_tokens", "block_tokens"), [(0, 64), (16, 0), (16, -64)])
+def test_a_record_that_no_chain_can_be_cut_by_is_ignored(
+    page_tokens: int, block_tokens: int
+) -> None:
+    """S-14: one replica's wrong record must not fail the requests of all."""
+    sound = record(A, "g1")
+    identity = structs.replace(sound.identity, block_tokens=block_tokens)
+    bad = structs.replace(sound, page_tokens=page_tokens, identity=identity)
+    registry = Registry(grace_s=30.0, load_ttl_s=3.0)
+    registry.observe({A: (encode_record(bad), None)}, now_s=0.0)
     assert (registry.view(), registry.malformed_values) == ({}, 1)

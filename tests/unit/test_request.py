@@ -226,6 +226,15 @@ def test_a_million_values_are_routed_by_load_undecoded() -> None:
     assert unknown.unroutable is None
 
 
+@pytest.mark.parametrize("prompt", ["a", [1]])
+def test_more_prompts_than_an_engine_answers_are_routed_by_load(prompt: object) -> None:
+    """L-07: each prompt is looked up and placed by itself, 100,000 held the loop for 0.5 s."""
+    assert len(decode_completion(completion(prompt=[prompt] * 2_048)).prompts) == 2_048
+    assert decode_completion(completion(prompt=[prompt] * 2_049)).unroutable is (
+        Unroutable.TOO_COMPLEX
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
