@@ -97,6 +97,14 @@ def test_nominating_a_vital_header_does_not_remove_it(name: bytes) -> None:
     assert head == upstream((name, b"v"))
 
 
+@pytest.mark.parametrize("claimed", [b"3", b"4096"])
+def test_the_length_is_that_of_the_body_that_is_sent(claimed: bytes) -> None:
+    """A39: whatever the client said of its own body, the replica reads exactly ours."""
+    head = upstream((b"Content-Length", claimed))
+    assert head.count(b"Content-Length:") == 1
+    assert b"\r\nContent-Length: 5\r\n" in head
+
+
 def test_a_get_without_a_body_has_no_length_and_an_empty_post_has_one() -> None:
     def head(method: str) -> bytes:
         return request_head(method, "/", (), host="h:1", body_bytes=0, request_id=None, peer=None)
