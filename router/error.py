@@ -162,6 +162,12 @@ class ReplicaUnreachableError(ReplicaError):
     can_retry = True
 
 
+class ReplicaConnectTimeoutError(ReplicaUnreachableError):
+    """The connection was not made in time: the replica, or this machine, is busy or gone."""
+
+    code = "replica_connect_timeout"
+
+
 class ReplicaClosedError(ReplicaError):
     """The connection ended after the request was sent and before a whole response head came."""
 

@@ -4,6 +4,9 @@ An engine evicts what nobody uses to run what waits. A prompt that does not fit 
 ahead of it waits for them, and then finds no more of its cached prefix than they left room for. No
 event tells of that before it happens, but it follows from what is in flight: each request holds its
 prompt and, by its end, its output. Shared blocks count once, and stay for as long as they are used.
+
+Blocks are counted only while the plain sum of all claims could exceed a replica's cache: on a fleet
+whose requests fit, a request costs two additions here.
 """
 
 from __future__ import annotations
@@ -24,24 +27,38 @@ _NEWEST_WEIGHT: Final = 0.05
 
 @dataclass(slots=True)
 class _Taken:
-    """What is in flight on one replica; ``other_tokens`` are in no full block of a prompt."""
+    """What is in flight on one replica.
 
-    users: dict[BlockId, int] = field(default_factory=dict)
+    ``claimed_tokens`` counts shared blocks once per request: at most so much is taken. ``users``
+    counts the requests per block; it is None while the claims fit easily and nobody asked.
+    """
+
+    open: set[Footprint] = field(default_factory=set)
+    claimed_tokens: int = 0
     other_tokens: int = 0
+    users: dict[BlockId, int] | None = None
+    eased_tokens: int = 0
 
 
 class Footprint:
     """What one request takes up until ``end``."""
 
-    __slots__ = ("_book", "_chains", "_is_open", "_other_tokens", "_replica")
+    __slots__ = ("_book", "_is_open", "chains", "claimed_tokens", "other_tokens", "replica")
 
     def __init__(
-        self, book: Footprints, replica: ReplicaId, chains: Chains, other_tokens: int
+        self,
+        book: Footprints,
+        replica: ReplicaId,
+        chains: Chains,
+        *,
+        claimed_tokens: int,
+        other_tokens: int,
     ) -> None:
         self._book = book
-        self._replica = replica
-        self._chains = chains
-        self._other_tokens = other_tokens
+        self.replica = replica
+        self.chains = chains
+        self.claimed_tokens = claimed_tokens
+        self.other_tokens = other_tokens
         self._is_open = True
 
     def end(self, output_tokens: int | None) -> bool:
@@ -49,7 +66,7 @@ class Footprint:
         if not self._is_open:
             return False
         self._is_open = False
-        self._book.give_back(self._replica, self._chains, self._other_tokens)
+        self._book.give_back(self)
         if output_tokens is not None:
             self._book.learn(output_tokens)
         return True
@@ -76,15 +93,22 @@ class Footprints:
         output_tokens: int,
     ) -> Footprint:
         """Note a request that goes to ``replica`` now."""
+        blocks_tokens = sum(len(chain) for chain in chains) * block_tokens
+        claimed_tokens = prompt_tokens + output_tokens
+        footprint = Footprint(
+            self,
+            replica,
+            chains,
+            claimed_tokens=claimed_tokens,
+            other_tokens=claimed_tokens - blocks_tokens,
+        )
         taken = self._taken.setdefault(replica, _Taken())
-        users = taken.users
-        other_tokens = prompt_tokens + output_tokens
-        for chain in chains:
-            other_tokens -= len(chain) * block_tokens
-            for block in chain:
-                users[block] = users.get(block, 0) + 1
-        taken.other_tokens += other_tokens
-        return Footprint(self, replica, chains, other_tokens)
+        taken.open.add(footprint)
+        taken.claimed_tokens += claimed_tokens
+        taken.other_tokens += footprint.other_tokens
+        if taken.users is not None:
+            _count(taken.users, chains)
+        return footprint
 
     def room_tokens(
         self,
@@ -98,27 +122,37 @@ class Footprints:
         taken = self._taken.get(replica)
         if taken is None:
             return None
-        taken_tokens = len(taken.users) * block_tokens + taken.other_tokens
+        if taken.claimed_tokens + prompt_tokens <= capacity_tokens:
+            return None
+        users = taken.users
+        if users is None:
+            users = taken.users = {}
+            for footprint in taken.open:
+                _count(users, footprint.chains)
+        taken.eased_tokens = capacity_tokens // 2
+        taken_tokens = len(users) * block_tokens + taken.other_tokens
         if taken_tokens + prompt_tokens <= capacity_tokens:
             return None
-        shared_tokens = sum(_used(taken.users, chain) for chain in chains) * block_tokens
+        shared_tokens = sum(_used(users, chain) for chain in chains) * block_tokens
         if taken_tokens + prompt_tokens - shared_tokens <= capacity_tokens:
             return None
         return shared_tokens + max(0, capacity_tokens - taken_tokens)
 
-    def give_back(self, replica: ReplicaId, chains: Chains, other_tokens: int) -> None:
+    def give_back(self, footprint: Footprint) -> None:
         """Take an ended request off the book; called by footprints."""
-        taken = self._taken[replica]
-        taken.other_tokens -= other_tokens
-        users = taken.users
-        for chain in chains:
-            for block in chain:
-                if users[block] == 1:
-                    del users[block]
-                else:
-                    users[block] -= 1
-        if not users and not taken.other_tokens:
-            del self._taken[replica]
+        taken = self._taken[footprint.replica]
+        taken.open.discard(footprint)
+        if not taken.open:
+            del self._taken[footprint.replica]
+            return
+        taken.claimed_tokens -= footprint.claimed_tokens
+        taken.other_tokens -= footprint.other_tokens
+        if taken.users is None:
+            return
+        if taken.claimed_tokens < taken.eased_tokens:
+            taken.users = None
+        else:
+            _discount(taken.users, footprint.chains)
 
     def learn(self, output_tokens: int) -> None:
         """Let one more answer count in the mean; called by footprints."""
@@ -127,6 +161,21 @@ class Footprints:
             self._mean_output_tokens = float(output_tokens)
         else:
             self._mean_output_tokens = mean_tokens + _NEWEST_WEIGHT * (output_tokens - mean_tokens)
+
+
+def _count(users: dict[BlockId, int], chains: Chains) -> None:
+    for chain in chains:
+        for block in chain:
+            users[block] = users.get(block, 0) + 1
+
+
+def _discount(users: dict[BlockId, int], chains: Chains) -> None:
+    for chain in chains:
+        for block in chain:
+            if users[block] == 1:
+                del users[block]
+            else:
+                users[block] -= 1
 
 
 def _used(users: dict[BlockId, int], chain: Sequence[BlockId]) -> int:

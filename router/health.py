@@ -99,6 +99,12 @@ class Health:
             check.successes = 0
             check.hurry.set()
 
+    def doubt(self, replica: ReplicaId) -> None:
+        """Check a replica soon: a connection to it was not made in time, which may be our load."""
+        check = self._checks.get(replica)
+        if check is not None:
+            check.hurry.set()
+
     async def run(self) -> None:
         """Keep one check task per member until cancelled."""
         try:

@@ -20,6 +20,7 @@ from router.error import (
     ClientError,
     ModelNotFoundError,
     NoReplicaError,
+    ReplicaConnectTimeoutError,
     ReplicaError,
     ReplicaUnreachableError,
     RouterError,
@@ -167,7 +168,9 @@ class Proxy:
                 return await self._attempt(request, body, call, choice)
             except ReplicaError as error:
                 replica = choice.member.replica
-                if isinstance(error, ReplicaUnreachableError):
+                if isinstance(error, ReplicaConnectTimeoutError):
+                    parts.health.doubt(replica)
+                elif isinstance(error, ReplicaUnreachableError):
                     parts.health.refused(replica)
                 tried.add(replica)
                 if not error.can_retry or len(call.attempts) >= MAX_ATTEMPTS:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from router.connection import StaleConnectionError, UpstreamConnection
 from router.error import (
+    ReplicaConnectTimeoutError,
     ReplicaError,
     ReplicaProtocolError,
     ReplicaTimeoutError,
@@ -128,8 +129,10 @@ class UpstreamPool:
                 await loop.create_connection(lambda: connection, endpoint.host, endpoint.port)
         except (OSError, UnicodeError) as error:
             self._give_up(connection)
-            why = "timed out" if isinstance(error, TimeoutError) else "failed"
-            message = f"the connection to the replica {why}"
+            if isinstance(error, TimeoutError):
+                message = "the connection to the replica timed out"
+                raise ReplicaConnectTimeoutError(message) from error
+            message = "the connection to the replica failed"
             raise ReplicaUnreachableError(message) from error
         except asyncio.CancelledError:
             self._give_up(connection)

@@ -60,6 +60,29 @@ def test_an_ended_request_takes_up_nothing_and_ends_once() -> None:
     assert room(book, 1, blocks(7, 8)) is None
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 6), st.integers(0, 2), st.integers(0, 4), st.integers(4, 40)),
+        max_size=30,
+    )
+)
+def test_asking_early_or_late_gives_the_same_room(
+    requests: list[tuple[int, int, int, int]],
+) -> None:
+    """Blocks are counted from the first question on; a book that was asked all along agrees."""
+    asked, fresh = Footprints(), Footprints()
+    running: list[tuple[Footprint, Footprint]] = []
+    for length, branch, ends, capacity in requests:
+        chain = blocks(*range(branch * 100, branch * 100 + length))
+        running.append((take(asked, chain, length), take(fresh, chain, length)))
+        room(asked, capacity, blocks(0, 100, 300))
+        for _ in range(min(ends, len(running))):
+            for footprint in running.pop(0):
+                footprint.end(None)
+    for capacity in (2, 10, 30):
+        assert room(asked, capacity, blocks(0, 1, 300)) == room(fresh, capacity, blocks(0, 1, 300))
+
+
 @pytest.mark.parametrize(("most", "expected"), [(None, 100), (40, 40), (4_000, 100)])
 def test_the_length_of_an_answer_is_expected_from_those_before(
     most: int | None, expected: int

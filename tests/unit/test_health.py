@@ -1,0 +1,109 @@
+"""What takes a replica out and what brings it back, on real listeners."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+from router.config import HealthSettings, StaticReplica
+from router.fleet import FleetTable
+from router.health import Health
+from router.upstream import UpstreamPool, UpstreamSettings
+from state.memory import MemoryState
+from state.model import ReplicaId, RouterId
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+from contextlib import asynccontextmanager
+
+GPU = ReplicaId("gpu-0")
+MODELS = b'{"object":"list","data":[{"id":"m"}]}'
+
+
+class Engine:
+    """A listener that answers /health and /v1/models, or 500 when it is told to be ill."""
+
+    def __init__(self) -> None:
+        self.is_ill = False
+        self.checks = 0
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                is_check = head.startswith(b"GET /health")
+                self.checks += is_check
+                status = b"500 Ill" if self.is_ill else b"200 OK"
+                body = b"" if is_check else MODELS
+                writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, len(body)))
+                writer.write(body)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def watched(engine: Engine) -> AsyncIterator[Health]:
+    server = await asyncio.start_server(engine.answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    reader = MemoryState(clock=lambda: 0.0).reader(RouterId("me"))
+    fleet = FleetTable(reader, [StaticReplica(url=f"http://127.0.0.1:{port}", name=GPU)])
+    pool = UpstreamPool(UpstreamSettings())
+    settings = HealthSettings(interval_s=0.05, timeout_s=1.0, fall=3, rise=2)
+    health = Health(fleet, pool, settings, random.Random(1))
+    task = asyncio.create_task(health.run())
+    try:
+        yield health
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await pool.close()
+        server.close()
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - the checks under test set no event
+            await asyncio.sleep(0.01)
+
+
+async def test_a_configured_replica_is_up_once_it_answers_and_names_its_models() -> None:
+    async with watched(Engine()) as health:
+        assert not health.is_up(GPU)
+        await eventually(lambda: health.is_up(GPU))
+        assert health.served_models(GPU) == {"m"}
+
+
+async def test_three_failed_checks_take_a_replica_out_and_good_ones_bring_it_back() -> None:
+    """C22: fewer than three do not."""
+    engine = Engine()
+    async with watched(engine) as health:
+        await eventually(lambda: health.is_up(GPU))
+        engine.is_ill, before = True, engine.checks
+        await eventually(lambda: not health.is_up(GPU))
+        assert engine.checks - before >= 3
+        engine.is_ill = False
+        await eventually(lambda: health.is_up(GPU))
+
+
+async def test_a_refused_connection_takes_a_replica_out_at_once() -> None:
+    async with watched(Engine()) as health:
+        await eventually(lambda: health.is_up(GPU))
+        health.refused(GPU)
+        assert not health.is_up(GPU)
+        await eventually(lambda: health.is_up(GPU))
+
+
+async def test_a_slow_connect_only_asks_for_a_check() -> None:
+    """A57: a burst on a busy machine must not empty the fleet."""
+    engine = Engine()
+    async with watched(engine) as health:
+        await eventually(lambda: health.is_up(GPU))
+        before = engine.checks
+        health.doubt(GPU)
+        assert health.is_up(GPU)
+        await eventually(lambda: engine.checks > before)
+        assert health.is_up(GPU)
