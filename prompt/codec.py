@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from prompt.message import normalised_messages, normalised_tools
 from prompt.model import TemplateFailureError, Unroutable, UnroutablePromptError
@@ -21,7 +21,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from prompt.model import PromptTokens
+
 _BYTE_VALUES: Final = 256
+
+
+@runtime_checkable
+class PrefixCodec(Protocol):
+    """A codec that pays only for what is new since the longest known prefix."""
+
+    def text_prompt(self, text: str, *, add_special_tokens: bool) -> PromptTokens:
+        """Return the prompt that is ``text``."""
+
+    def chat_prompt(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        options: Mapping[str, object],
+    ) -> PromptTokens:
+        """Return the prompt of a conversation."""
 
 
 class Codec(Protocol):
@@ -110,9 +129,24 @@ class TokenizerCodec:
         # The template writes the special tokens itself.
         return self.text_tokens(text, add_special_tokens=bool(options.get("add_special_tokens")))
 
+    def chat_prompt(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        options: Mapping[str, object],
+    ) -> PromptTokens:
+        """See ``PrefixCodec``."""
+        text = self.chat_text(messages, tools, options=options)
+        return self.text_prompt(text, add_special_tokens=bool(options.get("add_special_tokens")))
+
     def text_tokens(self, text: str, *, add_special_tokens: bool = True) -> bytes:
         """See ``Codec``."""
         return pack_tokens(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def text_prompt(self, text: str, *, add_special_tokens: bool) -> PromptTokens:
+        """See ``PrefixCodec``."""
+        return self._tokenizer.prompt(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See ``Codec``."""

@@ -12,6 +12,7 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Self
 
+from prompt.codec import PrefixCodec
 from prompt.model import PromptTokens, ReadPrompt, Unroutable, UnroutablePromptError
 from prompt.request import ChatCall, CompletionCall, decode_chat, decode_completion
 from state.prefix import pack_tokens
@@ -113,17 +114,27 @@ _DECODERS: Final[Mapping[str, Callable[[bytes], ChatCall | CompletionCall]]] = {
 
 def _tokens_of(call: ChatCall | CompletionCall, codec: Codec) -> tuple[PromptTokens, ...]:
     if isinstance(call, ChatCall):
-        packed = codec.chat_tokens(call.messages, call.tools, options=call.options)
-        return (PromptTokens(packed=packed, is_exact=codec.is_exact),)
+        return (_chat_prompt(call, codec),)
     return tuple(
-        PromptTokens(
-            packed=codec.text_tokens(prompt, add_special_tokens=call.add_special_tokens),
-            is_exact=codec.is_exact,
-        )
+        _text_prompt(prompt, codec, add_special_tokens=call.add_special_tokens)
         if isinstance(prompt, str)
         else PromptTokens(packed=pack_tokens(prompt), is_exact=True)
         for prompt in call.prompts
     )
+
+
+def _chat_prompt(call: ChatCall, codec: Codec) -> PromptTokens:
+    if isinstance(codec, PrefixCodec):
+        return codec.chat_prompt(call.messages, call.tools, options=call.options)
+    packed = codec.chat_tokens(call.messages, call.tools, options=call.options)
+    return PromptTokens(packed=packed, is_exact=codec.is_exact)
+
+
+def _text_prompt(text: str, codec: Codec, *, add_special_tokens: bool) -> PromptTokens:
+    if isinstance(codec, PrefixCodec):
+        return codec.text_prompt(text, add_special_tokens=add_special_tokens)
+    packed = codec.text_tokens(text, add_special_tokens=add_special_tokens)
+    return PromptTokens(packed=packed, is_exact=codec.is_exact)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
