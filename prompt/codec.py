@@ -11,6 +11,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
+from prompt.dialogue import ChatEncoder
 from prompt.message import normalised_messages, normalised_tools
 from prompt.model import TemplateFailureError, Unroutable, UnroutablePromptError
 from prompt.template import ChatTemplate
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prompt.model import PromptTokens
+    from prompt.turn import Turn
 
 _BYTE_VALUES: Final = 256
 
@@ -33,14 +35,11 @@ class PrefixCodec(Protocol):
     def text_prompt(self, text: str, *, add_special_tokens: bool) -> PromptTokens:
         """Return the prompt that is ``text``."""
 
-    def chat_prompt(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None,
-        *,
-        options: Mapping[str, object],
-    ) -> PromptTokens:
-        """Return the prompt of a conversation."""
+    def turn_prompt(self, turn: Turn) -> PromptTokens:
+        """Return the prompt of a turn."""
+
+    def turn_tail(self, turn: Turn) -> PromptTokens | None:
+        """Return the same if that takes no work on what was known before the turn."""
 
 
 class Codec(Protocol):
@@ -99,6 +98,13 @@ class TokenizerCodec:
             name: ChatTemplate(source, special_tokens=files.special_tokens, clock=clock)
             for name, source in files.templates.items()
         }
+        plain = self._tokenizer.plain
+        self._encoders: dict[str, ChatEncoder] = {}
+        if plain is not None:
+            self._encoders = {
+                name: ChatEncoder(template, plain, self._tokenizer.framed)
+                for name, template in self._templates.items()
+            }
         self.vocabulary_size: Final = self._tokenizer.vocabulary_size
         self.digest: Final = files.digest
         self.is_exact: Final = True
@@ -111,8 +117,7 @@ class TokenizerCodec:
         options: Mapping[str, object],
     ) -> str:
         """Return the rendered conversation."""
-        has_tools = tools is not None and "tool_use" in self._templates
-        template = self._templates.get("tool_use" if has_tools else "default")
+        template = self._templates.get(self._template_name(tools))
         if template is None:
             raise UnroutablePromptError(Unroutable.NO_TEMPLATE)
         return template.render(messages, tools, options=options)
@@ -129,16 +134,31 @@ class TokenizerCodec:
         # The template writes the special tokens itself.
         return self.text_tokens(text, add_special_tokens=bool(options.get("add_special_tokens")))
 
-    def chat_prompt(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None,
-        *,
-        options: Mapping[str, object],
-    ) -> PromptTokens:
+    def turn_prompt(self, turn: Turn) -> PromptTokens:
         """See ``PrefixCodec``."""
-        text = self.chat_text(messages, tools, options=options)
-        return self.text_prompt(text, add_special_tokens=bool(options.get("add_special_tokens")))
+        encoder = self._encoder(turn)
+        if encoder is not None and turn.conversation is not None and turn.variant is not None:
+            known = (turn.call.messages, turn.conversation, turn.variant)
+            tokens = encoder.tail(*known) or encoder.whole(*known)
+            if tokens is not None:
+                return tokens
+        call = turn.call
+        text = self.chat_text(call.messages, call.tools, options=call.options)
+        has_added = bool(call.options.get("add_special_tokens"))
+        return self.text_prompt(text, add_special_tokens=has_added)
+
+    def turn_tail(self, turn: Turn) -> PromptTokens | None:
+        """See ``PrefixCodec``."""
+        encoder = self._encoder(turn)
+        if encoder is None or turn.conversation is None or turn.variant is None:
+            return None
+        return encoder.tail(turn.call.messages, turn.conversation, turn.variant)
+
+    def _encoder(self, turn: Turn) -> ChatEncoder | None:
+        return self._encoders.get(self._template_name(turn.call.tools))
+
+    def _template_name(self, tools: list[dict[str, Any]] | None) -> str:
+        return "tool_use" if tools is not None and "tool_use" in self._templates else "default"
 
     def text_tokens(self, text: str, *, add_special_tokens: bool = True) -> bytes:
         """See ``Codec``."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 from prompt.codec import PrefixCodec
 from prompt.model import PromptTokens, ReadPrompt, Unroutable, UnroutablePromptError
-from prompt.request import ChatCall, CompletionCall, decode_chat, decode_completion
+from prompt.request import CompletionCall, decode_completion
+from prompt.turn import ChatTurns, Turn
 from state.prefix import pack_tokens
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class PromptReader:
         self._inline_body_bytes = inline_body_bytes
         self._max_pending = max_threads + max_waiting
         self._pending = 0
+        self._turns = ChatTurns()
         self._threads = ThreadPoolExecutor(max_threads, thread_name_prefix="prompt")
 
     async def __aenter__(self) -> Self:
@@ -69,13 +71,14 @@ class PromptReader:
 
     async def read(self, path: str, body: bytes) -> ReadPrompt:
         """Return what routing needs; raises BadPromptError, and KeyError for other paths."""
-        call = _DECODERS[path](body)
+        read = self._turns.decode(body) if path == CHAT_PATH else _DECODERS[path](body)
+        call = read.call if isinstance(read, Turn) else read
         codec = self._codecs.get(call.model, self._fallback)
         unroutable = call.unroutable
         prompts: tuple[PromptTokens, ...] = ()
         if unroutable is None:
             try:
-                prompts = await self._tokens(call, codec, len(body))
+                prompts = await self._tokens(read, codec, len(body))
             except UnroutablePromptError as error:
                 unroutable = error.reason
         return ReadPrompt(
@@ -89,10 +92,14 @@ class PromptReader:
         )
 
     async def _tokens(
-        self, call: ChatCall | CompletionCall, codec: Codec, body_bytes: int
+        self, call: Turn | CompletionCall, codec: Codec, body_bytes: int
     ) -> tuple[PromptTokens, ...]:
         if body_bytes <= self._inline_body_bytes:
             return _tokens_of(call, codec)
+        if isinstance(call, Turn) and call.fresh_bytes <= self._inline_body_bytes:
+            tail = codec.turn_tail(call) if isinstance(codec, PrefixCodec) else None
+            if tail is not None:
+                return (tail,)
         if self._pending >= self._max_pending:
             raise UnroutablePromptError(Unroutable.BUSY)
         loop = asyncio.get_running_loop()
@@ -106,14 +113,13 @@ class PromptReader:
         self._pending -= 1
 
 
-_DECODERS: Final[Mapping[str, Callable[[bytes], ChatCall | CompletionCall]]] = {
-    CHAT_PATH: decode_chat,
+_DECODERS: Final[Mapping[str, Callable[[bytes], CompletionCall]]] = {
     COMPLETION_PATH: decode_completion,
 }
 
 
-def _tokens_of(call: ChatCall | CompletionCall, codec: Codec) -> tuple[PromptTokens, ...]:
-    if isinstance(call, ChatCall):
+def _tokens_of(call: Turn | CompletionCall, codec: Codec) -> tuple[PromptTokens, ...]:
+    if isinstance(call, Turn):
         return (_chat_prompt(call, codec),)
     return tuple(
         _text_prompt(prompt, codec, add_special_tokens=call.add_special_tokens)
@@ -123,9 +129,10 @@ def _tokens_of(call: ChatCall | CompletionCall, codec: Codec) -> tuple[PromptTok
     )
 
 
-def _chat_prompt(call: ChatCall, codec: Codec) -> PromptTokens:
+def _chat_prompt(turn: Turn, codec: Codec) -> PromptTokens:
     if isinstance(codec, PrefixCodec):
-        return codec.chat_prompt(call.messages, call.tools, options=call.options)
+        return codec.turn_prompt(turn)
+    call = turn.call
     packed = codec.chat_tokens(call.messages, call.tools, options=call.options)
     return PromptTokens(packed=packed, is_exact=codec.is_exact)
 

@@ -92,7 +92,9 @@ class _Head(Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
 
 
-class _ChatHead(_Head, kw_only=True):
+class ChatHead(_Head, kw_only=True):
+    """What is decoded of a chat at once."""
+
     messages: Raw
     tools: Raw = _NO_VALUE
     max_completion_tokens: int | None = None
@@ -145,7 +147,7 @@ class CompletionCall(Struct, frozen=True, kw_only=True):
     unroutable: Unroutable | None = None
 
 
-_chat_decoder: Final = msgspec.json.Decoder(_ChatHead)
+_chat_decoder: Final = msgspec.json.Decoder(ChatHead)
 _completion_decoder: Final = msgspec.json.Decoder(_CompletionHead)
 _messages_decoder: Final = msgspec.json.Decoder(list[_Message])
 _objects_decoder: Final = msgspec.json.Decoder(list[dict[str, Any]] | None)
@@ -154,17 +156,32 @@ _object_decoder: Final = msgspec.json.Decoder(dict[str, Any] | None)
 
 def decode_chat(body: bytes) -> ChatCall:
     """Decode a chat completion; raises BadPromptError where the client is to blame."""
-    head = _decoded_head(_chat_decoder, body)
-    unroutable = _rewritten_chat(head)
+    head = chat_head(body)
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] | None = None
     options: dict[str, Any] = {}
+    failure: Unroutable | None = None
     try:
-        messages = _decoded_messages(head.messages)
-        tools = _decoded_part(_objects_decoder, head.tools, "tools")
-        options = _options_of(head)
+        messages = some_messages(head.messages)
+        tools, options = tools_and_options(head)
     except UnroutablePromptError as error:
-        unroutable = error.reason
+        failure = error.reason
+    return chat_call(head, messages, tools, options, failure)
+
+
+def chat_head(body: bytes) -> ChatHead:
+    """Decode the fields of a chat besides its values of any size, which stay raw."""
+    return _decoded_head(_chat_decoder, body)
+
+
+def chat_call(
+    head: ChatHead,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    options: dict[str, Any],
+    failure: Unroutable | None,
+) -> ChatCall:
+    """Return the call that ``head`` and its decoded parts make."""
     return ChatCall(
         model=head.model,
         messages=messages,
@@ -174,8 +191,22 @@ def decode_chat(body: bytes) -> ChatCall:
         choices=head.n or 1,
         max_output_tokens=_limit_of(head.max_completion_tokens, head.max_tokens),
         salt=head.cache_salt or "",
-        unroutable=unroutable,
+        unroutable=failure or _rewritten_chat(head),
     )
+
+
+def some_messages(raw: Raw) -> list[dict[str, Any]]:
+    """Decode a list of messages that must not be empty."""
+    messages = decoded_messages(raw)
+    if not messages:
+        name = "messages"
+        raise BadPromptError(name, "at least one message")
+    return messages
+
+
+def tools_and_options(head: ChatHead) -> tuple[list[dict[str, Any]] | None, dict[str, Any]]:
+    """Decode what else decides the text of a chat."""
+    return _decoded_part(_objects_decoder, head.tools, "tools"), _options_of(head)
 
 
 def decode_completion(body: bytes) -> CompletionCall:
@@ -301,11 +332,10 @@ def _refuse_many_values(raw: bytes, name: str) -> None:
         raise UnroutablePromptError(Unroutable.TOO_COMPLEX, f"over {limit} values in {name}")
 
 
-def _decoded_messages(raw: Raw) -> list[dict[str, Any]]:
+def decoded_messages(raw: Raw) -> list[dict[str, Any]]:
+    """Decode messages; refuses what would take long to decode."""
     name = "messages"
     messages = _decoded_part(_messages_decoder, raw, name)
-    if not messages:
-        raise BadPromptError(name, "at least one message")
     for index, message in enumerate(messages):
         for call in message.tool_calls or ():
             if call.function is not None and not isinstance(call.function.arguments, str):
@@ -348,7 +378,7 @@ def _typed(raw: bytes, wanted: type[_T]) -> _T:
     return _decoded(msgspec.json.Decoder(wanted), raw, "prompt")
 
 
-def _options_of(head: _ChatHead) -> dict[str, Any]:
+def _options_of(head: ChatHead) -> dict[str, Any]:
     options: dict[str, Any] = {
         "add_generation_prompt": head.add_generation_prompt,
         "continue_final_message": head.continue_final_message,
@@ -366,7 +396,7 @@ def _options_of(head: _ChatHead) -> dict[str, Any]:
     return options
 
 
-def _rewritten_chat(head: _ChatHead) -> Unroutable | None:
+def _rewritten_chat(head: ChatHead) -> Unroutable | None:
     if head.chat_template:
         return Unroutable.REQUEST_TEMPLATE
     if head.truncate_prompt_tokens is not None or bytes(head.prompt_token_ids) != b"null":

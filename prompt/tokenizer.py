@@ -67,7 +67,7 @@ class Tokenizer:
         self._engine = Engine(self._pipeline, decoded, shape)
         self.vocabulary_size: Final = self._pipeline.get_vocab_size(with_added_tokens=True)
         self.plain: Final = self._cache(shape, (b"", b""), cache_bytes)
-        self._framed = self._cache(shape, self._frame(), cache_bytes)
+        self.framed: Final = self._cache(shape, self._frame(), cache_bytes)
 
     def _cache(
         self, shape: Shape | None, frame: tuple[bytes, bytes] | None, cache_bytes: int
@@ -98,7 +98,7 @@ class Tokenizer:
 
     def prompt(self, text: str, *, add_special_tokens: bool) -> PromptTokens:
         """Return the ids of ``text``; special tokens that it spells out count as such."""
-        cache = self._framed if add_special_tokens else self.plain
+        cache = self.framed if add_special_tokens else self.plain
         if cache is None or len(text) < MIN_CACHED_CHARS:
             packed = pack_tokens(self.encode(text, add_special_tokens=add_special_tokens))
             return PromptTokens(packed=packed, is_exact=True)

@@ -96,9 +96,9 @@ class LocalFleet:
 
     async def __aenter__(self) -> Self:
         try:
-            self.state_url = self.plan.state_url or (
-                await self._stack.enter_async_context(EmbeddedValkey())
-            ).url
+            self.state_url = (
+                self.plan.state_url or (await self._stack.enter_async_context(EmbeddedValkey())).url
+            )
             await self._stack.enter_async_context(self.processes)
             self.http = await self._stack.enter_async_context(aiohttp.ClientSession())
             names = [f"w{index}" for index in range(self.plan.replicas)]
