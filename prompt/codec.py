@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from prompt.dialogue import ChatEncoder
 from prompt.message import normalised_messages, normalised_tools
-from prompt.model import TemplateFailureError, Unroutable, UnroutablePromptError
+from prompt.model import PromptTokens, TemplateFailureError, Unroutable, UnroutablePromptError
+from prompt.request import decode_completion
 from prompt.template import ChatTemplate
 from prompt.tokenizer import Tokenizer, TokenizerFiles, read_tokenizer_files
 from state.prefix import pack_tokens
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from prompt.model import PromptTokens
+    from prompt.passage import Passage
+    from prompt.segment import Checkpoint, SegmentCache
     from prompt.turn import Turn
 
 _BYTE_VALUES: Final = 256
@@ -34,6 +36,12 @@ class PrefixCodec(Protocol):
 
     def text_prompt(self, text: str, *, add_special_tokens: bool) -> PromptTokens:
         """Return the prompt that is ``text``."""
+
+    def passage_prompt(self, passage: Passage) -> PromptTokens:
+        """Return the prompt of a completion with marks."""
+
+    def is_known(self, passage: Passage) -> bool:
+        """Return whether the tokens before the passage's fresh part are at hand."""
 
     def turn_prompt(self, turn: Turn) -> PromptTokens:
         """Return the prompt of a turn."""
@@ -134,6 +142,32 @@ class TokenizerCodec:
         # The template writes the special tokens itself.
         return self.text_tokens(text, add_special_tokens=bool(options.get("add_special_tokens")))
 
+    def is_known(self, passage: Passage) -> bool:
+        """See ``PrefixCodec``."""
+        cache = self._cache_of(passage)
+        return cache is not None and _checkpoint_of(passage, cache) is not None
+
+    def passage_prompt(self, passage: Passage) -> PromptTokens:
+        """See ``PrefixCodec``."""
+        cache = self._cache_of(passage)
+        start = None if cache is None else _checkpoint_of(passage, cache)
+        if cache is None or start is None:
+            call = decode_completion(passage.body)
+            text = str(call.prompts[0])
+            return self.text_prompt(text, add_special_tokens=call.add_special_tokens)
+        tokens = None
+        for chunk, mark in zip(passage.chunks, passage.marks, strict=True):
+            encoded = cache.resume(start, chunk, [len(chunk)])
+            (point,) = encoded.checkpoints
+            if point is not None:
+                mark.checkpoints[id(cache)] = start = point
+            tokens = encoded.tokens
+        return PromptTokens(run=tokens, is_exact=True)
+
+    def _cache_of(self, passage: Passage) -> SegmentCache | None:
+        tokenizer = self._tokenizer
+        return tokenizer.framed if passage.call.add_special_tokens else tokenizer.plain
+
     def turn_prompt(self, turn: Turn) -> PromptTokens:
         """See ``PrefixCodec``."""
         encoder = self._encoder(turn)
@@ -171,6 +205,12 @@ class TokenizerCodec:
     def decode(self, ids: Sequence[int]) -> str:
         """See ``Codec``."""
         return self._tokenizer.decode(ids)
+
+
+def _checkpoint_of(passage: Passage, cache: SegmentCache) -> Checkpoint | None:
+    if passage.known is None:
+        return cache.start()
+    return passage.known.checkpoints.get(id(cache))
 
 
 class ByteCodec:

@@ -57,10 +57,14 @@ class ChatEncoder:
             return None  # the whole conversation may be fine
         if parts is None or parts.prologue != rendered.prologue:
             return None
-        text, points = points_of(parts, len(picked), tail.context)
-        encoded = cache.resume(tail.checkpoint, text, points)
-        checkpoints = [*rendered.checkpoints[: tail.first], *encoded.checkpoints]
-        conversation.rendered[variant] = _rendered(messages, checkpoints, parts.prologue, rendered)
+        first, context, checkpoint = tail.first, tail.context, tail.checkpoint
+        after = rendered.after_last
+        if after is not None and parts.messages[context - parts.hidden] == rendered.last_part:
+            first, context, checkpoint = first + 1, context + 1, after
+        text, points = points_of(parts, len(picked), context)
+        encoded = cache.resume(checkpoint, text, points)
+        checkpoints = [*rendered.checkpoints[:first], *encoded.checkpoints]
+        conversation.rendered[variant] = _rendered(messages, checkpoints, parts, rendered)
         return PromptTokens(run=encoded.tokens, is_exact=True)
 
     def whole(
@@ -79,7 +83,7 @@ class ChatEncoder:
         start = len(parts.prologue)
         encoded = cache.encode(parts.prologue + tail, [start + point for point in points])
         checkpoints = [*[None] * parts.hidden, *encoded.checkpoints]
-        conversation.rendered[variant] = _rendered(messages, checkpoints, parts.prologue, None)
+        conversation.rendered[variant] = _rendered(messages, checkpoints, parts, None)
         return PromptTokens(run=encoded.tokens, is_exact=True)
 
     def _cache(self, variant: Variant) -> SegmentCache | None:
@@ -115,17 +119,20 @@ def _contents_of(message: dict[str, Any]) -> list[str]:
 def _rendered(
     messages: Sequence[dict[str, Any]],
     checkpoints: list[Checkpoint | None],
-    prologue: str,
+    parts: Parts,
     before: Rendered | None,
 ) -> Rendered:
+    """Return what is to be kept; the last checkpoint is the one after the last message."""
     known = 0 if before is None else before.count
     reasoning = None if before is None else before.first_reasoning
     if reasoning is None:
         reasoning = first_reasoning_of(messages, range(known, len(messages)))
     return Rendered(
         count=len(messages),
-        checkpoints=checkpoints,
-        prologue=prologue,
-        last_user=last_user_of(messages, None if before is None else before.last_user),
+        checkpoints=checkpoints[:-1],
+        after_last=checkpoints[-1],
+        last_part=parts.messages[-1] if parts.messages else "",
+        prologue=parts.prologue,
+        last_user=last_user_of(messages, before),
         first_reasoning=reasoning,
     )

@@ -47,15 +47,25 @@ class Stability(enum.Enum):
 class Rendered(Struct, frozen=True, kw_only=True):
     """What is kept of a rendered conversation of ``count`` messages.
 
-    ``checkpoints[i]`` stands for the text before message i. ``last_user`` is the index of the last
+    ``checkpoints[i]`` stands for the text before message i, ``after_last`` for the text up to the
+    end of ``last_part``, the text of the last message. ``last_user`` is the index of the last
     user message, ``first_reasoning`` of the first message with reasoning, None without one.
     """
 
     count: int
     checkpoints: list[Checkpoint | None]
+    after_last: Checkpoint | None
+    last_part: str
     prologue: str
     last_user: int | None
     first_reasoning: int | None
+
+    def shortened(self, count: int) -> Rendered:
+        """Return what stays true of a conversation that shares the first ``count`` messages."""
+        if count >= self.count:
+            return self
+        checkpoints = self.checkpoints[:count]
+        return structs.replace(self, count=count, checkpoints=checkpoints, after_last=None)
 
 
 class Conversation:
@@ -79,12 +89,7 @@ class Conversation:
         branch = Conversation(self.messages[:count])
         branch.messages += fresh
         branch.rendered = {
-            variant: structs.replace(
-                rendered,
-                count=min(rendered.count, count),
-                checkpoints=rendered.checkpoints[:count],
-            )
-            for variant, rendered in tuple(self.rendered.items())
+            variant: rendered.shortened(count) for variant, rendered in tuple(self.rendered.items())
         }
         return branch
 
@@ -154,16 +159,20 @@ def _keeps_history(
         return True
     if rendered.first_reasoning is None or rendered.first_reasoning >= first:
         return True
-    return last_user_of(messages, rendered.last_user) == rendered.last_user
+    return last_user_of(messages, rendered) == rendered.last_user
 
 
-def last_user_of(messages: Sequence[Mapping[str, Any]], known: int | None) -> int | None:
-    """Return the index of the last user message; looks at those after ``known`` first."""
-    low = 0 if known is None or known >= len(messages) else known
+def last_user_of(messages: Sequence[Mapping[str, Any]], known: Rendered | None) -> int | None:
+    """Return the index of the last user message; ``known`` is of a conversation that begins so."""
+    low = 0 if known is None else known.count
     for index in range(len(messages) - 1, low - 1, -1):
         if messages[index]["role"] == "user":
             return index
-    return None if low == 0 else last_user_of(messages, None)
+    if known is None:
+        return None
+    if known.last_user is None or known.last_user < known.count:
+        return known.last_user
+    return last_user_of(messages[:low], None)
 
 
 def first_reasoning_of(messages: Sequence[Mapping[str, Any]], indices: Iterable[int]) -> int | None:
@@ -177,7 +186,7 @@ def first_reasoning_of(messages: Sequence[Mapping[str, Any]], indices: Iterable[
 def points_of(parts: Parts, messages: int, first: int) -> tuple[str, list[int]]:
     """Return the text from message ``first`` on, and where in it each message from there begins.
 
-    Messages that are hidden in the prologue begin nowhere.
+    The last point is the end of the last message. Messages that are hidden in the prologue begin nowhere.
     """
     skipped = first - (messages - len(parts.messages))
     texts = parts.messages[skipped:]
@@ -185,4 +194,5 @@ def points_of(parts: Parts, messages: int, first: int) -> tuple[str, list[int]]:
     for text in texts:
         points.append(position)
         position += len(text)
+    points.append(position)
     return "".join((*texts, parts.epilogue)), points

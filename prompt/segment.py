@@ -27,7 +27,7 @@ PIECE_CHARS: Final = 1024
 DEFAULT_CACHE_BYTES: Final = 128 * 1024 * 1024
 
 
-class Checkpoint(Struct, frozen=True):
+class Checkpoint(Struct, frozen=True, gc=False):
     """The tokens of a text up to a point: ``count`` of ``run``, then those of ``carried``.
 
     ``carried`` runs from the last cut to that point; its tokens depend on what follows.
@@ -81,7 +81,7 @@ class SegmentCache:
             raise TemplateFailureError(detail) from error
         with self._lock:
             found = self._tree.find(key)
-        start, begin_byte, begin = found.payload or (self._start(), 0, 0)
+        start, begin_byte, begin = found.payload or (self.start(), 0, 0)
         is_ascii = len(key) == len(text)
         fresh = text[begin:] if begin else text
         ends = self._cuts(fresh, [point - begin for point in points])
@@ -117,7 +117,8 @@ class SegmentCache:
         tokens = RunTokens(run, counts[-1], pieces[-1] + self._after)
         return Encoded(tokens, _checkpoints(run, fresh, [0, *ends], counts, points, -carried))
 
-    def _start(self) -> Checkpoint:
+    def start(self) -> Checkpoint:
+        """Return where every text begins."""
         run = TokenRun().extended(0, self._before)
         return Checkpoint(run, run.count)
 

@@ -136,6 +136,8 @@ def _is_equal(
         rendered = Rendered(
             count=shared,
             checkpoints=[Checkpoint(TokenRun(), 0)] * shared,
+            after_last=None,
+            last_part="",
             prologue=before.prologue,
             last_user=last_user,
             first_reasoning=first_reasoning,

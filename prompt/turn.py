@@ -67,7 +67,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     variant: Variant | None = None
 
 
-class _Spot(Struct, frozen=True):
+class _Spot(Struct, frozen=True, gc=False):
     """The end of message ``count`` in a body, whose list of messages begins at ``begin``."""
 
     conversation: Conversation

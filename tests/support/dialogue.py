@@ -44,7 +44,7 @@ def messages(draw: st.DrawFn, roles: str) -> list[Message]:
         message: Message = {"content": draw(content)}
         if role in "ac":
             message = {"role": "assistant"} | message
-            if draw(st.integers(0, 4)) == 0:
+            if draw(st.integers(0, 7)) == 0:
                 message["reasoning_content"] = draw(content)
         else:
             message["role"] = {"u": "user", "s": "system", "t": "tool"}[role]
@@ -63,11 +63,12 @@ def messages(draw: st.DrawFn, roles: str) -> list[Message]:
 def bodies(draw: st.DrawFn) -> list[bytes]:
     """Return chat bodies of which most continue one before them."""
     start = draw(st.sampled_from(("s", "", "su")))
-    known = [draw(messages(start + "uauauaua"[: draw(st.integers(1, 8))]))]
+    flow = draw(st.sampled_from(("uauauauauaua", "uactctctctctcta", "ua")))
+    known = [draw(messages(start + flow[: draw(st.sampled_from((1, 5, 9, 20)))]))]
     made = []
     for _ in range(draw(st.integers(2, 7))):
-        base = draw(st.sampled_from(known[-3:]))
-        kept = draw(st.sampled_from((len(base), len(base), len(base) - 1, 1)))
+        base = draw(st.sampled_from((known[-1], known[-1], *known[-3:])))
+        kept = draw(st.sampled_from((*[len(base)] * 6, len(base) - 1, 1)))
         turn = draw(st.lists(st.sampled_from(_TURNS), max_size=2).map("".join))
         conversation = base[:kept] + draw(messages(turn))
         if not conversation:
@@ -79,8 +80,9 @@ def bodies(draw: st.DrawFn) -> list[bytes]:
 
 @st.composite
 def written(draw: st.DrawFn, conversation: list[Message]) -> bytes:
-    fields = {"model": "tiny", "messages": conversation, **draw(st.sampled_from(VARIANTS))}
-    order = draw(st.sampled_from((0, 0, 1)))
+    variant = draw(st.sampled_from(VARIANTS)) if draw(st.integers(0, 4)) == 0 else VARIANTS[1]
+    fields = {"model": "tiny", "messages": conversation, **variant}
+    order = draw(st.sampled_from((0, 0, 0, 0, 1)))
     names = sorted(fields) if order else list(fields)
     write: Callable[..., str] = json.dumps
     separators = draw(st.sampled_from(SEPARATORS[: 1 + 2 * order]))
