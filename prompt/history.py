@@ -186,7 +186,7 @@ def first_reasoning_of(messages: Sequence[Mapping[str, Any]], indices: Iterable[
 def points_of(parts: Parts, messages: int, first: int) -> tuple[str, list[int]]:
     """Return the text from message ``first`` on, and where in it each message from there begins.
 
-    The last point is the end of the last message. Messages that are hidden in the prologue begin nowhere.
+    The last point is the end of the last message. Messages in the prologue begin nowhere.
     """
     skipped = first - (messages - len(parts.messages))
     texts = parts.messages[skipped:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from msgspec import Struct
 
@@ -27,6 +27,8 @@ class Unroutable(enum.StrEnum):
     REQUEST_TEMPLATE = "template in request"
     REWRITTEN = "prompt rewritten by the engine"
     """Truncation and prompt embeddings: the engine computes other tokens than the text has."""
+    UNCONVERTED = "no known conversion to chat"
+    """The engine makes a chat of it in a way that is not followed here."""
     TOO_COMPLEX = "too complex"
     BUSY = "tokenizer busy"
     LOAD_ONLY = "path without a prefix"
@@ -56,6 +58,11 @@ class TemplateFailureError(UnroutablePromptError):
 
     def __init__(self, detail: str) -> None:
         super().__init__(Unroutable.TEMPLATE, detail)
+
+
+def refuse_conversion(detail: str) -> NoReturn:
+    """Raise what says that a body is no chat whose text is known here."""
+    raise UnroutablePromptError(Unroutable.UNCONVERTED, detail)
 
 
 class CodecLoadError(Exception):

@@ -46,8 +46,8 @@ class Mark:
 class Passage(Struct, frozen=True, kw_only=True):
     """One completion.
 
-    Where there are ``marks``, its only prompt is a text, and ``call`` holds what of it is not known:
-    the ``chunks``, each of which ends at its mark.
+    Where there are ``marks``, its only prompt is a text, and ``call`` holds what is not known of
+    it: the ``chunks``, each of which ends at its mark.
     """
 
     call: CompletionCall

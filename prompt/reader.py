@@ -12,10 +12,12 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Self
 
+from prompt.anthropic import decode_messages
 from prompt.codec import PrefixCodec
 from prompt.model import PromptTokens, ReadPrompt, Unroutable, UnroutablePromptError
 from prompt.passage import Passage, Passages
 from prompt.request import decode_completion
+from prompt.response import decode_response
 from prompt.turn import ChatTurns, Turn
 from state.prefix import pack_tokens
 
@@ -24,9 +26,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from prompt.codec import Codec
+    from prompt.request import ChatCall
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETION_PATH: Final = "/v1/completions"
+RESPONSE_PATH: Final = "/v1/responses"
+MESSAGE_PATH: Final = "/v1/messages"
 INLINE_BODY_BYTES: Final = 16 * 1024
 """About 4,000 tokens, 4 ms; a change of threads costs 0.1 ms."""
 MAX_WAITING: Final = 32
@@ -84,7 +89,7 @@ class PromptReader:
         elif path == COMPLETION_PATH:
             read = self._passages.decode(body)
         else:
-            raise KeyError(path)
+            read = Turn(call=_CONVERTERS[path](body), fresh_bytes=len(body))
         call = read.call
         codec = self._codecs.get(call.model, self._fallback)
         unroutable = call.unroutable
@@ -128,6 +133,12 @@ class PromptReader:
 
     def _release(self) -> None:
         self._pending -= 1
+
+
+_CONVERTERS: Final[Mapping[str, Callable[[bytes], ChatCall]]] = {
+    RESPONSE_PATH: decode_response,
+    MESSAGE_PATH: decode_messages,
+}
 
 
 def _tokens_of(

@@ -26,7 +26,7 @@ from router.error import (
 from router.header import accepted_request_id
 from router.relay import RelayRequest, relay
 from router.reply import error_response
-from router.server import PREFIX_PATHS
+from router.server import DONE_PATHS, PREFIX_PATHS
 from router.trace import Attempt, DecisionRecord
 from state.lease import Outcome
 
@@ -235,7 +235,7 @@ class Proxy:
             headers=request.raw_headers,
             body=body,
             request_id=call.client_request_id or call.request_id,
-            done_marker=DONE_MARKER if call.path in PREFIX_PATHS else None,
+            done_marker=DONE_MARKER if call.path in DONE_PATHS else None,
             raised_statuses=BUSY_STATUSES if has_others else NO_STATUSES,
         )
 
