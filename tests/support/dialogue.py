@@ -1,27 +1,25 @@
-"""Conversations that grow, branch and change their surroundings, for hypothesis."""
+"""Conversations that grow, branch and change their surroundings, from a seed."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from hypothesis import strategies as st
-
-from support.text import texts
+from support.text import PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from random import Random
 
 Message = dict[str, Any]
 
-TOOLS = [
+TOOLS: Final = [
     {
         "type": "function",
         "function": {"name": f"tool{index}", "description": "Ü", "parameters": {"type": "object"}},
     }
     for index in range(2)
 ]
-VARIANTS: tuple[dict[str, Any], ...] = (
+VARIANTS: Final[tuple[dict[str, Any], ...]] = (
     {},
     {"tools": TOOLS},
     {"tools": TOOLS[:1]},
@@ -30,61 +28,59 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"chat_template_kwargs": {"enable_thinking": False}},
     {"model": "other"},
 )
-SEPARATORS = ((",", ":"), (", ", ": "), (" ,\n", " : "))
-_TURNS = ("ua", "ua", "uctctct", "ct", "a", "t", "u", "s")
+_FLOWS: Final = ("uauauauauaua", "uctctctctctcta", "ua", "uauctctua", "aauucta")
+_TURNS: Final = ("ua", "ua", "uctctct", "ct", "ct", "a", "t", "u", "s", "au")
+_ROLES: Final = {"u": "user", "s": "system", "t": "tool", "a": "assistant", "c": "assistant"}
+_TEXTS: Final = ("", "x", "Some more words.", "\n a ", "One more line, a longer one.\n" * 30)
 
 
-@st.composite
-def messages(draw: st.DrawFn, roles: str) -> list[Message]:
-    content = st.one_of(
-        texts(6), st.sampled_from(("", "x", " <think>\nhm\n</think>\n\nyes", "\n a "))
-    )
+def text_of(random: Random) -> str:
+    """Return a short text of parts that interact, or a plain one."""
+    if random.random() < 0.5:
+        return random.choice(_TEXTS)
+    return "".join(random.choices(PARTS, k=random.randrange(8)))
+
+
+def messages_of(random: Random, roles: str, reasoning_share: float) -> list[Message]:
     made = []
     for index, role in enumerate(roles):
-        message: Message = {"content": draw(content)}
-        if role in "ac":
-            message = {"role": "assistant"} | message
-            if draw(st.integers(0, 7)) == 0:
-                message["reasoning_content"] = draw(content)
-        else:
-            message["role"] = {"u": "user", "s": "system", "t": "tool"}[role]
+        message: Message = {"role": _ROLES[role], "content": text_of(random)}
+        if role in "ac" and random.random() < reasoning_share:
+            message["reasoning_content"] = text_of(random)
+        if role in "ac" and random.random() < reasoning_share / 4:
+            message["content"] = " <think>\nhm\n</think>\n\nyes"
         if role == "c":
             function = {"name": "tool0", "arguments": json.dumps({"n": index})}
             message["tool_calls"] = [{"id": str(index), "type": "function", "function": function}]
         if role == "t":
             message["tool_call_id"] = str(index - 1)
-        if role == "u" and draw(st.integers(0, 5)) == 0:
+        if role == "u" and random.random() < 0.1:
             message["content"] = [{"type": "text", "text": message["content"]}]
         made.append(message)
     return made
 
 
-@st.composite
-def bodies(draw: st.DrawFn) -> list[bytes]:
-    """Return chat bodies of which most continue one before them."""
-    start = draw(st.sampled_from(("s", "", "su")))
-    flow = draw(st.sampled_from(("uauauauauaua", "uactctctctctcta", "ua")))
-    known = [draw(messages(start + flow[: draw(st.sampled_from((1, 5, 9, 20)))]))]
-    made = []
-    for _ in range(draw(st.integers(2, 7))):
-        base = draw(st.sampled_from((known[-1], known[-1], *known[-3:])))
-        kept = draw(st.sampled_from((*[len(base)] * 6, len(base) - 1, 1)))
-        turn = draw(st.lists(st.sampled_from(_TURNS), max_size=2).map("".join))
-        conversation = base[:kept] + draw(messages(turn))
-        if not conversation:
-            continue
-        known.append(conversation)
-        made.append(draw(written(conversation)))
+def bodies_of(random: Random) -> list[bytes]:
+    """Return chat bodies of which most continue the one before, with the same surroundings."""
+    share = random.choice((0.0, 0.0, 0.3))
+    flow = random.choice(("", "s")) + random.choice(_FLOWS)
+    known = [messages_of(random, flow, share)]
+    fields = random.choice(VARIANTS)
+    made = [written(random, known[0], fields)]
+    for _ in range(random.randrange(2, 8)):
+        base = random.choice((*[known[-1]] * 5, *known[-3:]))
+        kept = random.choice((*[len(base)] * 6, len(base) - 1, 1))
+        turn = "".join(random.choices(_TURNS, k=random.randrange(3)))
+        known.append(base[:kept] + messages_of(random, turn, share))
+        if random.random() < 0.1:
+            fields = random.choice(VARIANTS)
+        made.append(written(random, known[-1], fields))
     return made
 
 
-@st.composite
-def written(draw: st.DrawFn, conversation: list[Message]) -> bytes:
-    variant = draw(st.sampled_from(VARIANTS)) if draw(st.integers(0, 4)) == 0 else VARIANTS[1]
-    fields = {"model": "tiny", "messages": conversation, **variant}
-    order = draw(st.sampled_from((0, 0, 0, 0, 1)))
-    names = sorted(fields) if order else list(fields)
-    write: Callable[..., str] = json.dumps
-    separators = draw(st.sampled_from(SEPARATORS[: 1 + 2 * order]))
-    shown = {name: fields[name] for name in names}
-    return write(shown, separators=separators, ensure_ascii=bool(order)).encode()
+def written(random: Random, messages: list[Message], fields: dict[str, Any]) -> bytes:
+    """Return a body as one of several clients writes it."""
+    named = {"model": "tiny", "messages": messages or [{"role": "user", "content": "x"}], **fields}
+    if random.random() < 0.1:
+        return json.dumps(dict(sorted(named.items())), separators=(" ,\n", " : ")).encode()
+    return json.dumps(named, ensure_ascii=False).encode()
