@@ -15,8 +15,8 @@ from prompt.history import (
 )
 from prompt.message import normalised_messages, normalised_tools
 from prompt.model import PromptTokens, UnroutablePromptError
+from prompt.sandbox import PrintedTool
 from prompt.stability import stability_of
-from prompt.template import PrintedTool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,8 +19,8 @@ from prompt.history import (
 )
 from prompt.message import normalised_messages, normalised_tools
 from prompt.model import UnroutablePromptError
-from prompt.segment import Checkpoint
 from prompt.run import TokenRun
+from prompt.segment import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +40,7 @@ _SHAPES: Final = (
     "cctacttta",
 )
 _ENDS: Final = ("", "u", "a", "ct", "ua", "au", "t", "ctau", "ctcta", "uauau")
+_ALTERNATING: Final = (("u", "uaua"), ("", "uau"), ("a", "auaua"), ("uau", "u"))
 _TEXTS: Final = ("Plain words.", " spaced \n", "\n\nlines\n", "x", '{"a": 1}', "A. B\tC")
 _TOOL: Final = {
     "type": "function",
@@ -79,8 +80,9 @@ def _cases() -> Iterator[
         prefix = "s" * has_system + shape
         tools = [_TOOL] if index % 3 else None
         options = _OPTIONS[index % len(_OPTIONS)]
-        for cut, (old, new) in enumerate(zip(_ENDS, (*_ENDS[3:], *_ENDS[:3]), strict=True)):
-            shared = len(prefix) - cut % 4
+        pairs = (*zip(_ENDS, (*_ENDS[3:], *_ENDS[:3]), strict=True), *_ALTERNATING)
+        for cut, (old, new) in product((index % 4, (index + 1) % 4), pairs):
+            shared = len(prefix) - cut
             known = _conversation(prefix[:shared] + old, 0, has_reasoning=has_reasoning)
             grown = _conversation(prefix[:shared] + new, shared, has_reasoning=has_reasoning)
             yield known, known[:shared] + grown[shared:], shared, tools, options

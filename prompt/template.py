@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
-from jinja2.runtime import LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 from msgspec import Struct
 
 from prompt.message import developers_as_system, normalised_messages, normalised_tools
 from prompt.model import CodecLoadError, TemplateFailureError
+from prompt.sandbox import PrintedTool, TemplateSandbox
 from prompt.syntax import MARK, iterates_over_content, mark_messages, sensitive_texts
 
 if TYPE_CHECKING:
@@ -84,22 +82,6 @@ class Parts(Struct, frozen=True):
         return "".join((self.prologue, *self.messages, self.epilogue))
 
 
-class PrintedTool(dict[str, Any]):
-    """A tool whose JSON is made once, for templates that print it in every prompt."""
-
-    __slots__ = ("_json",)
-
-    def __init__(self, tool: Mapping[str, Any]) -> None:
-        super().__init__(tool)
-        self._json: str | None = None
-
-    def as_json(self) -> str:
-        """Return what ``tojson`` gives."""
-        if self._json is None:
-            self._json = json.dumps(self, ensure_ascii=False)
-        return self._json
-
-
 class _GenerationBlock(jinja2.ext.Extension):
     """``{% generation %}`` marks what an assistant wrote, for training; here it only scopes."""
 
@@ -139,43 +121,11 @@ def _tojson(
     )
 
 
-_DICT_NAMES: Final = frozenset(dir(dict))
-_STR_NAMES: Final = frozenset(name for name in dir(str) if name[0] != "_") - {
-    "format",
-    "format_map",
-}
-_PLAIN_TYPES: Final = (LoopContext, Namespace)
-_MISSING: Final = object()
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox with a short way to what templates read all the time.
-
-    Each of these would pass its checks: keys of plain objects that are no attributes, methods of
-    texts except formatting, and public names of loops and namespaces.
-    """
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return ``obj.attribute`` or ``obj[attribute]``, in the order that Jinja looks."""
-        kind = type(obj)
-        if kind is dict or kind is PrintedTool:
-            if attribute not in _DICT_NAMES and attribute in obj:
-                return obj[attribute]
-        elif kind is str:
-            if attribute in _STR_NAMES:
-                return getattr(obj, attribute)
-        elif kind in _PLAIN_TYPES and not attribute.startswith("_"):
-            value = getattr(obj, attribute, _MISSING)
-            if value is not _MISSING:
-                return value
-        return super().getattr(obj, attribute)
-
-
-def _environment(clock: Callable[[], float]) -> ImmutableSandboxedEnvironment:
+def _environment(clock: Callable[[], float]) -> TemplateSandbox:
     def strftime_now(pattern: str) -> str:
         return dt.datetime.fromtimestamp(clock()).astimezone().strftime(pattern)
 
-    environment = _Sandbox(
+    environment = TemplateSandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,  # prompts are no HTML
