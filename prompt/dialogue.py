@@ -64,7 +64,7 @@ class ChatEncoder:
         text, points = points_of(parts, len(picked), context)
         encoded = cache.resume(checkpoint, text, points)
         checkpoints = [*rendered.checkpoints[:first], *encoded.checkpoints]
-        conversation.rendered[variant] = _rendered(messages, checkpoints, parts, rendered)
+        conversation.keep(variant, _rendered(messages, checkpoints, parts, rendered))
         return PromptTokens(run=encoded.tokens, is_exact=True)
 
     def whole(
@@ -83,7 +83,7 @@ class ChatEncoder:
         start = len(parts.prologue)
         encoded = cache.encode(parts.prologue + tail, [start + point for point in points])
         checkpoints = [*[None] * parts.hidden, *encoded.checkpoints]
-        conversation.rendered[variant] = _rendered(messages, checkpoints, parts, None)
+        conversation.keep(variant, _rendered(messages, checkpoints, parts, None))
         return PromptTokens(run=encoded.tokens, is_exact=True)
 
     def _cache(self, variant: Variant) -> SegmentCache | None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from prompt.template import Parts
     from prompt.turn import Variant
 
+MAX_VARIANTS: Final = 4
+"""Kept per conversation: documents or tools may change with every turn."""
 _HEAD_MESSAGES: Final = 4
 """The first user message is looked for among so many."""
 _CONTEXT_MESSAGES: Final = range(2, 14)
@@ -44,7 +46,7 @@ class Stability(enum.Enum):
     UNSTABLE = "any"
 
 
-class Rendered(Struct, frozen=True, kw_only=True):
+class Rendered(Struct, frozen=True, kw_only=True, gc=False):
     """What is kept of a rendered conversation of ``count`` messages.
 
     ``checkpoints[i]`` stands for the text before message i, ``after_last`` for the text up to the
@@ -81,6 +83,13 @@ class Conversation:
         self.messages = messages or []
         self.rendered: dict[Variant, Rendered] = {}
 
+    def keep(self, variant: Variant, rendered: Rendered) -> None:
+        """Remember what was rendered; the oldest of many variants is forgotten."""
+        self.rendered.pop(variant, None)
+        if len(self.rendered) >= MAX_VARIANTS:
+            self.rendered.pop(next(iter(tuple(self.rendered))), None)
+        self.rendered[variant] = rendered
+
     def continued(self, count: int, fresh: list[dict[str, Any]]) -> Conversation:
         """Return the conversation of the first ``count`` messages and ``fresh`` ones."""
         if len(self.messages) == count:
@@ -94,7 +103,7 @@ class Conversation:
         return branch
 
 
-class Tail(Struct, frozen=True, kw_only=True):
+class Tail(Struct, frozen=True, kw_only=True, gc=False):
     """How to render the end of a conversation, which begins at message ``first``.
 
     Of the ``picked`` messages the first ``context`` are there for the others only.

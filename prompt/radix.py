@@ -39,7 +39,7 @@ class _Edge(Generic[_P]):
         return self.start + len(self.data)
 
 
-class Found(Struct, Generic[_P], frozen=True):
+class Found(Struct, Generic[_P], frozen=True, gc=False):
     """The first ``matched`` bytes are known; ``payload`` is of the last mark therein, if any.
 
     ``place`` and ``version`` are the tree's own: where an insertion goes on.

@@ -38,7 +38,7 @@ class Checkpoint(Struct, frozen=True, gc=False):
     carried: str = ""
 
 
-class Encoded(Struct, frozen=True):
+class Encoded(Struct, frozen=True, gc=False):
     """The ids of a text, and where asked for, checkpoints (None where none is known)."""
 
     tokens: RunTokens

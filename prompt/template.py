@@ -65,7 +65,7 @@ _RENDER_ERRORS: Final = (
 )
 
 
-class Parts(Struct, frozen=True):
+class Parts(Struct, frozen=True, gc=False):
     """A rendered conversation: the texts of its messages, and what is around them.
 
     The first ``hidden`` messages are in the prologue.

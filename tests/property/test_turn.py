@@ -191,3 +191,16 @@ def test_memory_of_bodies_is_bounded() -> None:
         turns.decode(body_of([{"role": "user", "content": f"{number}" * 3_000}]))
         assert turns.used_bytes <= 100_000
     assert turns.used_bytes > 50_000
+
+
+def test_variants_that_change_with_every_turn_do_not_add_up() -> None:
+    codec = codec_of(CHAT_TEMPLATE)
+    assert isinstance(codec, TokenizerCodec)
+    turns = ChatTurns()
+    chat = long_chat(3)
+    for number in range(20):
+        documents = [{"title": str(number), "text": "x"}]
+        turn = turns.decode(body_of(chat, documents=documents))
+        codec.turn_prompt(turn)
+    assert turn.conversation is not None
+    assert 1 < len(turn.conversation.rendered) <= 4
