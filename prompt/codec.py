@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
+from prompt.dialogue import ChatEncoder
 from prompt.message import normalised_messages, normalised_tools
-from prompt.model import TemplateFailureError, Unroutable, UnroutablePromptError
+from prompt.model import PromptTokens, TemplateFailureError, Unroutable, UnroutablePromptError
+from prompt.request import decode_completion
 from prompt.template import ChatTemplate
 from prompt.tokenizer import Tokenizer, TokenizerFiles, read_tokenizer_files
 from state.prefix import pack_tokens
@@ -21,7 +23,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from prompt.passage import Passage
+    from prompt.segment import Checkpoint, SegmentCache
+    from prompt.turn import Turn
+
 _BYTE_VALUES: Final = 256
+
+
+@runtime_checkable
+class PrefixCodec(Protocol):
+    """A codec that pays only for what is new since the longest known prefix."""
+
+    def text_prompt(self, text: str, *, add_special_tokens: bool) -> PromptTokens:
+        """Return the prompt that is ``text``."""
+
+    def passage_prompt(self, passage: Passage) -> PromptTokens:
+        """Return the prompt of a completion with marks."""
+
+    def is_known(self, passage: Passage) -> bool:
+        """Return whether the tokens before the passage's fresh part are at hand."""
+
+    def turn_prompt(self, turn: Turn) -> PromptTokens:
+        """Return the prompt of a turn."""
+
+    def turn_tail(self, turn: Turn) -> PromptTokens | None:
+        """Return the same if that takes no work on what was known before the turn."""
 
 
 class Codec(Protocol):
@@ -80,6 +106,13 @@ class TokenizerCodec:
             name: ChatTemplate(source, special_tokens=files.special_tokens, clock=clock)
             for name, source in files.templates.items()
         }
+        plain = self._tokenizer.plain
+        self._encoders: dict[str, ChatEncoder] = {}
+        if plain is not None:
+            self._encoders = {
+                name: ChatEncoder(template, plain, self._tokenizer.framed)
+                for name, template in self._templates.items()
+            }
         self.vocabulary_size: Final = self._tokenizer.vocabulary_size
         self.digest: Final = files.digest
         self.is_exact: Final = True
@@ -92,8 +125,7 @@ class TokenizerCodec:
         options: Mapping[str, object],
     ) -> str:
         """Return the rendered conversation."""
-        has_tools = tools is not None and "tool_use" in self._templates
-        template = self._templates.get("tool_use" if has_tools else "default")
+        template = self._templates.get(self._template_name(tools))
         if template is None:
             raise UnroutablePromptError(Unroutable.NO_TEMPLATE)
         return template.render(messages, tools, options=options)
@@ -110,13 +142,75 @@ class TokenizerCodec:
         # The template writes the special tokens itself.
         return self.text_tokens(text, add_special_tokens=bool(options.get("add_special_tokens")))
 
+    def is_known(self, passage: Passage) -> bool:
+        """See ``PrefixCodec``."""
+        cache = self._cache_of(passage)
+        return cache is not None and _checkpoint_of(passage, cache) is not None
+
+    def passage_prompt(self, passage: Passage) -> PromptTokens:
+        """See ``PrefixCodec``."""
+        cache = self._cache_of(passage)
+        start = None if cache is None else _checkpoint_of(passage, cache)
+        if cache is None or start is None:
+            call = decode_completion(passage.body)
+            text = str(call.prompts[0])
+            return self.text_prompt(text, add_special_tokens=call.add_special_tokens)
+        tokens = None
+        for chunk, mark in zip(passage.chunks, passage.marks, strict=True):
+            encoded = cache.resume(start, chunk, [len(chunk)])
+            (point,) = encoded.checkpoints
+            if point is not None:
+                mark.checkpoints[id(cache)] = start = point
+            tokens = encoded.tokens
+        return PromptTokens(run=tokens, is_exact=True)
+
+    def _cache_of(self, passage: Passage) -> SegmentCache | None:
+        tokenizer = self._tokenizer
+        return tokenizer.framed if passage.call.add_special_tokens else tokenizer.plain
+
+    def turn_prompt(self, turn: Turn) -> PromptTokens:
+        """See ``PrefixCodec``."""
+        encoder = self._encoder(turn)
+        if encoder is not None and turn.conversation is not None and turn.variant is not None:
+            known = (turn.call.messages, turn.conversation, turn.variant)
+            tokens = encoder.tail(*known) or encoder.whole(*known)
+            if tokens is not None:
+                return tokens
+        call = turn.call
+        text = self.chat_text(call.messages, call.tools, options=call.options)
+        has_added = bool(call.options.get("add_special_tokens"))
+        return self.text_prompt(text, add_special_tokens=has_added)
+
+    def turn_tail(self, turn: Turn) -> PromptTokens | None:
+        """See ``PrefixCodec``."""
+        encoder = self._encoder(turn)
+        if encoder is None or turn.conversation is None or turn.variant is None:
+            return None
+        return encoder.tail(turn.call.messages, turn.conversation, turn.variant)
+
+    def _encoder(self, turn: Turn) -> ChatEncoder | None:
+        return self._encoders.get(self._template_name(turn.call.tools))
+
+    def _template_name(self, tools: list[dict[str, Any]] | None) -> str:
+        return "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+
     def text_tokens(self, text: str, *, add_special_tokens: bool = True) -> bytes:
         """See ``Codec``."""
         return pack_tokens(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
+    def text_prompt(self, text: str, *, add_special_tokens: bool) -> PromptTokens:
+        """See ``PrefixCodec``."""
+        return self._tokenizer.prompt(text, add_special_tokens=add_special_tokens)
+
     def decode(self, ids: Sequence[int]) -> str:
         """See ``Codec``."""
         return self._tokenizer.decode(ids)
+
+
+def _checkpoint_of(passage: Passage, cache: SegmentCache) -> Checkpoint | None:
+    if passage.known is None:
+        return cache.start()
+    return passage.known.checkpoints.get(id(cache))
 
 
 class ByteCodec:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from msgspec import Struct
 
-from state.prefix import TOKEN_BYTES
+from state.prefix import TOKEN_BYTES, chain_of
+
+if TYPE_CHECKING:
+    from prompt.run import RunTokens
+    from state.model import BlockId
 
 MAX_TOKEN_ID: Final = 2**32 - 1
 MAX_DEPTH: Final = 64
@@ -23,6 +27,8 @@ class Unroutable(enum.StrEnum):
     REQUEST_TEMPLATE = "template in request"
     REWRITTEN = "prompt rewritten by the engine"
     """Truncation and prompt embeddings: the engine computes other tokens than the text has."""
+    UNCONVERTED = "no known conversion to chat"
+    """The engine makes a chat of it in a way that is not followed here."""
     TOO_COMPLEX = "too complex"
     BUSY = "tokenizer busy"
     LOAD_ONLY = "path without a prefix"
@@ -54,23 +60,62 @@ class TemplateFailureError(UnroutablePromptError):
         super().__init__(Unroutable.TEMPLATE, detail)
 
 
+def refuse_conversion(detail: str) -> NoReturn:
+    """Raise what says that a body is no chat whose text is known here."""
+    raise UnroutablePromptError(Unroutable.UNCONVERTED, detail)
+
+
 class CodecLoadError(Exception):
     """A tokenizer directory that cannot be used; names the file."""
 
 
-class PromptTokens(Struct, frozen=True, kw_only=True):
-    """One prompt: packed ids (see ``state.prefix.pack_tokens``).
+class PromptTokens:
+    """One prompt: packed ids (see ``state.prefix.pack_tokens``), or a run that others share.
 
     ``is_exact`` says that the engine computes exactly these ids, given the same tokenizer files.
+    Immutable; equal when ids and exactness are.
     """
 
-    packed: bytes
-    is_exact: bool
+    __slots__ = ("_packed", "_run", "is_exact")
+
+    def __init__(
+        self, *, packed: bytes | None = None, run: RunTokens | None = None, is_exact: bool
+    ) -> None:
+        self._packed = b"" if packed is None and run is None else packed
+        self._run = run
+        self.is_exact = is_exact
+
+    @property
+    def packed(self) -> bytes:
+        """All ids; put together when first asked for."""
+        if self._packed is None:
+            self._packed = self._run.packed() if self._run is not None else b""
+        return self._packed
 
     @property
     def count(self) -> int:
         """The number of tokens."""
-        return len(self.packed) // TOKEN_BYTES
+        return self._run.count if self._run is not None else len(self.packed) // TOKEN_BYTES
+
+    def chain(self, root: BlockId, block_tokens: int, seed: int) -> tuple[BlockId, ...]:
+        """Return the ids of all full blocks (see ``state.prefix.chain_of``).
+
+        Blocks that other prompts had before are not hashed again.
+        """
+        if self._run is not None:
+            return self._run.chain(root, block_tokens, seed)
+        return chain_of(root, self.packed, block_tokens, seed)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PromptTokens):
+            return NotImplemented
+        return self.is_exact is other.is_exact and self.packed == other.packed
+
+    def __hash__(self) -> int:
+        return hash((self.packed, self.is_exact))
+
+    def __repr__(self) -> str:
+        return f"PromptTokens(count={self.count}, is_exact={self.is_exact})"
 
 
 class ReadPrompt(Struct, frozen=True, kw_only=True):

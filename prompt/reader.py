@@ -12,8 +12,13 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Self
 
+from prompt.anthropic import decode_messages
+from prompt.codec import PrefixCodec
 from prompt.model import PromptTokens, ReadPrompt, Unroutable, UnroutablePromptError
-from prompt.request import ChatCall, CompletionCall, decode_chat, decode_completion
+from prompt.passage import Passage, Passages
+from prompt.request import decode_completion
+from prompt.response import decode_response
+from prompt.turn import ChatTurns, Turn
 from state.prefix import pack_tokens
 
 if TYPE_CHECKING:
@@ -21,9 +26,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from prompt.codec import Codec
+    from prompt.request import ChatCall
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETION_PATH: Final = "/v1/completions"
+RESPONSE_PATH: Final = "/v1/responses"
+MESSAGE_PATH: Final = "/v1/messages"
 INLINE_BODY_BYTES: Final = 16 * 1024
 """About 4,000 tokens, 4 ms; a change of threads costs 0.1 ms."""
 MAX_WAITING: Final = 32
@@ -46,9 +54,16 @@ class PromptReader:
     ) -> None:
         self._codecs = dict(codecs)
         self._fallback = fallback
+        # Looked at once: asking a type for a protocol costs more than a short prompt.
+        named = {id(codec): codec for codec in (*self._codecs.values(), fallback)}
+        self._prefix_codecs = {
+            key: codec for key, codec in named.items() if isinstance(codec, PrefixCodec)
+        }
         self._inline_body_bytes = inline_body_bytes
         self._max_pending = max_threads + max_waiting
         self._pending = 0
+        self._turns = ChatTurns()
+        self._passages = Passages()
         self._threads = ThreadPoolExecutor(max_threads, thread_name_prefix="prompt")
 
     async def __aenter__(self) -> Self:
@@ -68,13 +83,20 @@ class PromptReader:
 
     async def read(self, path: str, body: bytes) -> ReadPrompt:
         """Return what routing needs; raises BadPromptError, and KeyError for other paths."""
-        call = _DECODERS[path](body)
+        read: Turn | Passage
+        if path == CHAT_PATH:
+            read = self._turns.decode(body)
+        elif path == COMPLETION_PATH:
+            read = self._passages.decode(body)
+        else:
+            read = Turn(call=_CONVERTERS[path](body), fresh_bytes=len(body))
+        call = read.call
         codec = self._codecs.get(call.model, self._fallback)
         unroutable = call.unroutable
         prompts: tuple[PromptTokens, ...] = ()
         if unroutable is None:
             try:
-                prompts = await self._tokens(call, codec, len(body))
+                prompts = await self._tokens(read, codec, len(body))
             except UnroutablePromptError as error:
                 unroutable = error.reason
         return ReadPrompt(
@@ -88,16 +110,24 @@ class PromptReader:
         )
 
     async def _tokens(
-        self, call: ChatCall | CompletionCall, codec: Codec, body_bytes: int
+        self, read: Turn | Passage, codec: Codec, body_bytes: int
     ) -> tuple[PromptTokens, ...]:
+        known = self._prefix_codecs.get(id(codec))
+        if known is not None and read.fresh_bytes <= self._inline_body_bytes:
+            if isinstance(read, Turn):
+                tail = known.turn_tail(read)
+                if tail is not None:
+                    return (tail,)
+            elif read.marks and known.is_known(read):
+                return (known.passage_prompt(read),)
         if body_bytes <= self._inline_body_bytes:
-            return _tokens_of(call, codec)
+            return _tokens_of(read, codec, known)
         if self._pending >= self._max_pending:
             raise UnroutablePromptError(Unroutable.BUSY)
         loop = asyncio.get_running_loop()
         # Pending until the thread is done, not until the client is gone: the work is what counts.
         self._pending += 1
-        work = self._threads.submit(_tokens_of, call, codec)
+        work = self._threads.submit(_tokens_of, read, codec, known)
         work.add_done_callback(lambda _: _call_soon(loop, self._release))
         return await asyncio.wrap_future(work, loop=loop)
 
@@ -105,25 +135,42 @@ class PromptReader:
         self._pending -= 1
 
 
-_DECODERS: Final[Mapping[str, Callable[[bytes], ChatCall | CompletionCall]]] = {
-    CHAT_PATH: decode_chat,
-    COMPLETION_PATH: decode_completion,
+_CONVERTERS: Final[Mapping[str, Callable[[bytes], ChatCall]]] = {
+    RESPONSE_PATH: decode_response,
+    MESSAGE_PATH: decode_messages,
 }
 
 
-def _tokens_of(call: ChatCall | CompletionCall, codec: Codec) -> tuple[PromptTokens, ...]:
-    if isinstance(call, ChatCall):
-        packed = codec.chat_tokens(call.messages, call.tools, options=call.options)
-        return (PromptTokens(packed=packed, is_exact=codec.is_exact),)
+def _tokens_of(
+    read: Turn | Passage, codec: Codec, known: PrefixCodec | None
+) -> tuple[PromptTokens, ...]:
+    """Return the prompts of ``read``; ``known`` is the codec where that remembers prefixes."""
+    if isinstance(read, Turn):
+        return (known.turn_prompt(read) if known is not None else _chat_prompt(read, codec),)
+    if known is not None and read.chunks:
+        return (known.passage_prompt(read),)
+    call = read.call if read.known is None else decode_completion(read.body)
     return tuple(
-        PromptTokens(
-            packed=codec.text_tokens(prompt, add_special_tokens=call.add_special_tokens),
-            is_exact=codec.is_exact,
-        )
+        _text_prompt(prompt, codec, known, has_added=call.add_special_tokens)
         if isinstance(prompt, str)
         else PromptTokens(packed=pack_tokens(prompt), is_exact=True)
         for prompt in call.prompts
     )
+
+
+def _chat_prompt(turn: Turn, codec: Codec) -> PromptTokens:
+    call = turn.call
+    packed = codec.chat_tokens(call.messages, call.tools, options=call.options)
+    return PromptTokens(packed=packed, is_exact=codec.is_exact)
+
+
+def _text_prompt(
+    text: str, codec: Codec, known: PrefixCodec | None, *, has_added: bool
+) -> PromptTokens:
+    if known is not None:
+        return known.text_prompt(text, add_special_tokens=has_added)
+    packed = codec.text_tokens(text, add_special_tokens=has_added)
+    return PromptTokens(packed=packed, is_exact=codec.is_exact)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec import Struct
 
 from prompt.message import developers_as_system, normalised_messages, normalised_tools
 from prompt.model import CodecLoadError, TemplateFailureError
+from prompt.sandbox import PrintedTool, TemplateSandbox
+from prompt.syntax import MARK, iterates_over_content, mark_messages, sensitive_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 MAX_RENDERED_CHARS: Final = 64 * 1024 * 1024
 _CUT_MARK: Final = "\u2402warmroute continues here\u2402 "
 """Marks where the final message ends; the trailing space tells whether the template trims."""
+
+_HIDDEN: Final = range(3)
+"""How many leading messages a template may write before its loop."""
 
 # Names that the engine binds itself or gives to the tokenizer instead of the template.
 _RESERVED_KWARGS: Final = frozenset(
@@ -60,6 +65,23 @@ _RENDER_ERRORS: Final = (
 )
 
 
+class Parts(Struct, frozen=True, gc=False):
+    """A rendered conversation: the texts of its messages, and what is around them.
+
+    The first ``hidden`` messages are in the prologue.
+    """
+
+    prologue: str
+    messages: list[str]
+    epilogue: str
+    hidden: int
+
+    @property
+    def text(self) -> str:
+        """The whole prompt."""
+        return "".join((self.prologue, *self.messages, self.epilogue))
+
+
 class _GenerationBlock(jinja2.ext.Extension):
     """``{% generation %}`` marks what an assistant wrote, for training; here it only scopes."""
 
@@ -87,6 +109,9 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
+    is_plain = not ensure_ascii and indent is None and separators is None and not sort_keys
+    if is_plain and isinstance(value, PrintedTool):
+        return value.as_json()
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -96,11 +121,11 @@ def _tojson(
     )
 
 
-def _environment(clock: Callable[[], float]) -> ImmutableSandboxedEnvironment:
+def _environment(clock: Callable[[], float]) -> TemplateSandbox:
     def strftime_now(pattern: str) -> str:
         return dt.datetime.fromtimestamp(clock()).astimezone().strftime(pattern)
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = TemplateSandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,  # prompts are no HTML
@@ -125,12 +150,15 @@ class ChatTemplate:
         try:
             syntax = environment.parse(source)
             self._template = environment.from_string(source)
+            marked = environment.parse(source)
+            self._marked = environment.from_string(marked) if mark_messages(marked) else None
         except (jinja2.TemplateError, RecursionError) as error:
             message = f"chat template: {error}"
             raise CodecLoadError(message) from error
         self._special_tokens = dict(special_tokens)
         self._knows_developers = '"developer"' in source or "'developer'" in source
-        self.is_structured: Final = _iterates_over_content(syntax)
+        self.is_structured: Final = iterates_over_content(syntax)
+        self.sensitive_texts: Final = sensitive_texts(syntax)
 
     def render(
         self,
@@ -146,11 +174,38 @@ class ChatTemplate:
         variables = self._variables(options)
         variables["tools"] = normalised_tools(tools)
         if not options.get("continue_final_message"):
-            return self._rendered(conversation, variables)
+            return self._rendered(conversation, variables, self._template)
         if variables["add_generation_prompt"]:
             detail = "continue_final_message together with add_generation_prompt"
             raise TemplateFailureError(detail)
         return self._continued(conversation, variables)
+
+    def render_parts(
+        self,
+        conversation: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        options: Mapping[str, object],
+    ) -> Parts | None:
+        """Return the text of a normalised conversation message by message; None if it has no parts.
+
+        ``tools`` are normalised, too. Raises UnroutablePromptError as ``render`` does.
+        """
+        if self._marked is None or options.get("continue_final_message"):
+            return None
+        if not self._knows_developers and any(
+            message["role"] == "developer" for message in conversation
+        ):
+            return None
+        variables = self._variables(options)
+        variables["tools"] = tools
+        rendered = self._rendered(conversation, variables, self._marked)
+        prologue, *parts = rendered.split(MARK)
+        hidden = len(conversation) - len(parts) + 1
+        # A prompt that spells the mark out has more parts than messages.
+        if not parts or hidden not in _HIDDEN:
+            return None
+        return Parts(prologue=prologue, messages=parts[:-1], epilogue=parts[-1], hidden=hidden)
 
     def _variables(self, options: Mapping[str, object]) -> dict[str, object]:
         kwargs = options.get("chat_template_kwargs") or {}
@@ -168,11 +223,16 @@ class ChatTemplate:
             variables.setdefault("enable_thinking", effort != "none")
         return variables
 
-    def _rendered(self, conversation: list[dict[str, Any]], variables: dict[str, object]) -> str:
+    @staticmethod
+    def _rendered(
+        conversation: list[dict[str, Any]],
+        variables: dict[str, object],
+        template: jinja2.Template,
+    ) -> str:
         pieces: list[str] = []
         chars = 0
         try:
-            for piece in self._template.generate(messages=conversation, **variables):
+            for piece in template.generate(messages=conversation, **variables):
                 pieces.append(piece)
                 chars += len(piece)
                 if chars > MAX_RENDERED_CHARS:
@@ -195,103 +255,10 @@ class ChatTemplate:
             target, key = final["content"][-1], "text"
         text = target[key]
         target[key] = text + _CUT_MARK
-        rendered = self._rendered(conversation, variables)
+        rendered = self._rendered(conversation, variables, self._template)
         end = rendered.rfind(_CUT_MARK.strip())
         if end < 0 or text.strip() not in rendered:
             detail = "the template does not show the final message as it is"
             raise TemplateFailureError(detail)
         keeps_space = rendered.startswith(_CUT_MARK, end)
         return rendered[:end] if keeps_space else rendered[:end].rstrip()
-
-
-def _iterates_over_content(root: nodes.Template) -> bool:
-    """Return whether a template loops over a message's content, that is, expects parts.
-
-    The rule of the engine: loops over ``message.content`` for a loop variable over ``messages``
-    (aliases, slices and filters included), over a macro's parameter that receives such a content,
-    or, outside of macros, over a variable named ``content``.
-    """
-    lists = _aliases(root, {"messages"})
-    items = {
-        loop.target.name
-        for loop in root.find_all(nodes.For)
-        if isinstance(loop.target, nodes.Name) and _names_of(loop.iter) & lists
-    }
-    in_macros: set[int] = set()
-    for macro in root.find_all(nodes.Macro):
-        parameters = _content_parameters(root, macro, items)
-        for loop in macro.find_all(nodes.For):
-            in_macros.add(id(loop))
-            if isinstance(loop.iter, nodes.Name) and loop.iter.name in parameters:
-                return True
-    return any(
-        _is_content_of(loop.iter, items)
-        or (
-            isinstance(loop.iter, nodes.Name)
-            and loop.iter.name == "content"
-            and id(loop) not in in_macros
-        )
-        for loop in root.find_all(nodes.For)
-    )
-
-
-def _aliases(root: nodes.Template, names: set[str]) -> set[str]:
-    known = set(names)
-    while True:
-        found = {
-            assign.target.name
-            for assign in root.find_all(nodes.Assign)
-            if isinstance(assign.target, nodes.Name) and _names_of(assign.node) & known
-        }
-        if found <= known:
-            return known
-        known |= found
-
-
-def _unwrapped(node: nodes.Node | None) -> nodes.Node | None:
-    """Return what filters, tests and slices are applied to."""
-    while node is not None:
-        if isinstance(node, nodes.Filter | nodes.Test) or (
-            isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
-        ):
-            node = node.node
-        else:
-            break
-    return node
-
-
-def _names_of(node: nodes.Node) -> set[str]:
-    inner = _unwrapped(node)
-    return {inner.name} if isinstance(inner, nodes.Name) else set()
-
-
-def _is_content_of(node: nodes.Node, items: set[str]) -> bool:
-    inner = _unwrapped(node)
-    if isinstance(inner, nodes.Getitem):
-        is_content = isinstance(inner.arg, nodes.Const) and inner.arg.value == "content"
-    elif isinstance(inner, nodes.Getattr):
-        is_content = inner.attr == "content"
-    else:
-        return False
-    return is_content and isinstance(inner.node, nodes.Name) and inner.node.name in items
-
-
-def _content_parameters(root: nodes.Template, macro: nodes.Macro, items: set[str]) -> set[str]:
-    names = [argument.name for argument in macro.args]
-    found = set()
-    for call in root.find_all(nodes.Call):
-        if not isinstance(call.node, nodes.Name) or call.node.name != macro.name:
-            continue
-        found |= {
-            name
-            for name, argument in zip(names, call.args, strict=False)
-            if _is_content_of(argument, items)
-        }
-        found |= {
-            keyword.key
-            for keyword in call.kwargs
-            if isinstance(keyword, nodes.Keyword)
-            and keyword.key in names
-            and _is_content_of(keyword.value, items)
-        }
-    return found

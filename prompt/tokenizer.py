@@ -12,13 +12,22 @@ import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import tokenizers
 
-from prompt.model import CodecLoadError, TemplateFailureError
+from prompt.boundary import shape_of
+from prompt.engine import Engine, load_pipeline
+from prompt.model import CodecLoadError, PromptTokens
+from prompt.segment import DEFAULT_CACHE_BYTES, SegmentCache
+from state.prefix import pack_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from prompt.boundary import Shape
+
+MIN_CACHED_CHARS: Final = 1024
+"""Shorter texts cost less than remembering them."""
+_FRAMED_PROBES: Final = ("a", "Some words", "1 <b>\n")
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 CONFIG_FILE: Final = "tokenizer_config.json"
@@ -49,27 +58,57 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokenizer:
-    """The ``tokenizers`` pipeline of one ``tokenizer.json``."""
+    """One ``tokenizer.json``: texts to ids, resuming from known prefixes where that is exact."""
 
-    def __init__(self, definition: bytes) -> None:
-        try:
-            self._pipeline = tokenizers.Tokenizer.from_buffer(definition)
-        except Exception as error:  # the library raises nothing narrower
-            message = f"{TOKENIZER_FILE}: {error}"
-            raise CodecLoadError(message) from error
-        # Engines truncate and pad by their own rules, never by the file's.
-        self._pipeline.no_truncation()
-        self._pipeline.no_padding()
+    def __init__(self, definition: bytes, *, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+        self._pipeline = load_pipeline(definition, TOKENIZER_FILE)
+        decoded: dict[str, Any] = msgspec.json.decode(definition)
+        shape = shape_of(decoded)
+        self._engine = Engine(self._pipeline, decoded, shape)
         self.vocabulary_size: Final = self._pipeline.get_vocab_size(with_added_tokens=True)
+        self.plain: Final = self._cache(shape, (b"", b""), cache_bytes)
+        self.framed: Final = self._cache(shape, self._frame(), cache_bytes)
+
+    def _cache(
+        self, shape: Shape | None, frame: tuple[bytes, bytes] | None, cache_bytes: int
+    ) -> SegmentCache | None:
+        if shape is None or frame is None:
+            return None
+        before, after = frame
+        return SegmentCache(
+            self._engine, shape, before=before, after=after, capacity_bytes=cache_bytes // 2
+        )
+
+    def _frame(self) -> tuple[bytes, bytes] | None:
+        """Return the ids that are put around a text, packed; None where that depends on it."""
+        frames = set()
+        for text in _FRAMED_PROBES:
+            bare = self._engine.slow_ids(text, add_special_tokens=False)
+            full = self._engine.slow_ids(text, add_special_tokens=True)
+            starts = [
+                start
+                for start in range(len(full) - len(bare) + 1)
+                if full[start : start + len(bare)] == bare
+            ]
+            if len(starts) != 1:
+                return None
+            end = starts[0] + len(bare)
+            frames.add((pack_tokens(full[: starts[0]]), pack_tokens(full[end:])))
+        return frames.pop() if len(frames) == 1 else None
+
+    def prompt(self, text: str, *, add_special_tokens: bool) -> PromptTokens:
+        """Return the ids of ``text``; special tokens that it spells out count as such."""
+        cache = self.framed if add_special_tokens else self.plain
+        if cache is None or len(text) < MIN_CACHED_CHARS:
+            packed = pack_tokens(self.encode(text, add_special_tokens=add_special_tokens))
+            return PromptTokens(packed=packed, is_exact=True)
+        return PromptTokens(run=cache.encode(text).tokens, is_exact=True)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the ids of ``text``; special tokens that it spells out count as such."""
-        try:
-            batch = self._pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        except TypeError as error:  # how the library refuses text that has no UTF-8
-            detail = "text with a lone surrogate"
-            raise TemplateFailureError(detail) from error
-        return batch[0].ids
+        """Return the ids of ``text`` as a whole, remembering nothing."""
+        if not add_special_tokens:
+            return self._engine.ids(text)
+        return self._engine.slow_ids(text, add_special_tokens=True)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text that clients see: without special tokens."""

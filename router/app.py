@@ -7,6 +7,7 @@ parts.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 import secrets
@@ -211,6 +212,9 @@ async def _serve_until_told(
         await clients.start(client_routes(app.proxy, app.admin))
         if operators is not None:
             await operators.start(admin_routes(app.admin))
+        # What lives as long as the process is not looked at again by every collection.
+        gc.collect()
+        gc.freeze()
         ready()
         await stop.wait()
         await _drain(app, clients)

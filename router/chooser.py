@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from policies.model import ReplicaView, RoutingRequest
 from router.footprint import Footprints
 from state.model import BlockId, LeaseTotals, ModelIdentity, ReplicaId
-from state.prefix import cached_tokens, chain_of, chain_root, salt_scope
+from state.prefix import cached_tokens, chain_root, salt_scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -194,7 +194,7 @@ class Chooser:
         if chains is None:
             root = chain_root(identity, self._chain_seed)
             chains = tuple(
-                chain_of(root, tokens.packed, identity.block_tokens, self._chain_seed)
+                tokens.chain(root, identity.block_tokens, self._chain_seed)
                 for tokens in routed.prompt.prompts
             )
             routed.chains[identity] = chains

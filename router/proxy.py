@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from prompt.body import MAX_MODEL_CHARS
 from prompt.model import BadPromptError, ReadPrompt, Unroutable
-from prompt.request import MAX_MODEL_CHARS
 from router.body import read_body
 from router.error import (
     ClientError,
@@ -28,7 +28,7 @@ from router.error import (
 from router.header import accepted_request_id
 from router.relay import RelayRequest, relay
 from router.reply import error_response
-from router.server import PREFIX_PATHS
+from router.server import DONE_PATHS, PREFIX_PATHS
 from router.trace import Attempt, DecisionRecord
 from state.lease import Outcome
 
@@ -250,7 +250,7 @@ class Proxy:
             headers=request.raw_headers,
             body=body,
             request_id=call.client_request_id or call.request_id,
-            done_marker=DONE_MARKER if call.path in PREFIX_PATHS else None,
+            done_marker=DONE_MARKER if call.path in DONE_PATHS else None,
             raised_statuses=BUSY_STATUSES if has_others else NO_STATUSES,
         )
 

@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
-PREFIX_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+PREFIX_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
+)
 """Where a prompt's prefix decides."""
+DONE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Whose streams end with a line that says so."""
 LOAD_PATHS = frozenset(
     {
-        "/v1/responses",
-        "/v1/messages",
         "/v1/embeddings",
         "/v1/rerank",
         "/rerank",

@@ -188,7 +188,8 @@ async def test_every_proxied_path_takes_a_lease_and_gives_it_back(stage: Stage, 
         await answer_at_once(talk, received)
 
     stage.cast(answer_when_told)
-    field = {"prompt": "hello"} if path == "/v1/completions" else {}
+    name = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path)
+    field = {name: "hello"} if name is not None else {}
     asked = asyncio.create_task(stage.ask(post_to(chat_body(stream=False, **field), path)))
     await began(stage)
     assert await stage.fleet.inflight() == 1

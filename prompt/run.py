@@ -1,0 +1,119 @@
+"""Token ids that prompts have in common, stored once, with their prefix chains.
+
+A run only grows at its end, so that whoever remembers a run and a count remembers exact tokens for
+ever. A conversation that goes on extends its run; one that turns off somewhere starts a run of its
+own whose first tokens are those of its parent. Chains are hashed once per run: another prompt on
+the same run adds the blocks that are new.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from state.prefix import TOKEN_BYTES, chain_of, next_block
+
+if TYPE_CHECKING:
+    from state.model import BlockId
+
+MAX_DEPTH: Final = 8
+"""How many runs a run may stand on before it gets a copy of its own."""
+MAX_CHAINS: Final = 4
+"""Chains kept per run: one per model identity, so that many cache salts do not add up."""
+
+
+class TokenRun:
+    """Append-only packed ids. Growing is for one thread at a time; reading is for any."""
+
+    __slots__ = ("_base", "_chains", "_depth", "_own", "_parent")
+
+    def __init__(self, parent: TokenRun | None = None, base: int = 0) -> None:
+        self._own = bytearray()
+        self._depth: int = parent.depth + 1 if parent is not None else 0
+        if parent is not None and self._depth > MAX_DEPTH:
+            self._own += parent.packed(0, base)
+            parent, base, self._depth = None, 0, 0
+        self._parent = parent
+        self._base = base
+        self._chains: dict[tuple[BlockId, int, int], list[BlockId]] = {}
+
+    @property
+    def depth(self) -> int:
+        """How many runs this one stands on."""
+        return self._depth
+
+    @property
+    def count(self) -> int:
+        """The number of tokens, those of the parent included."""
+        return self._base + len(self._own) // TOKEN_BYTES
+
+    def extended(self, count: int, packed: bytes) -> TokenRun:
+        """Return a run of the first ``count`` tokens and ``packed``: this one where it fits."""
+        if count == self.count:
+            run = self
+        elif count <= self._base and self._parent is not None:
+            return self._parent.extended(count, packed)
+        else:
+            run = TokenRun(self, count)
+        run._own += packed
+        return run
+
+    def packed(self, first: int, end: int) -> bytes:
+        """Return tokens ``first`` to ``end``, packed."""
+        own_first = max(first - self._base, 0) * TOKEN_BYTES
+        own = bytes(self._own[own_first : max(end - self._base, 0) * TOKEN_BYTES])
+        if self._parent is None or first >= self._base:
+            return own
+        return self._parent.packed(first, min(end, self._base)) + own
+
+    def chain(self, count: int, root: BlockId, block_tokens: int, seed: int) -> list[BlockId]:
+        """Return the ids of the full blocks among the first ``count`` tokens; a new list."""
+        first = self._base // block_tokens
+        key = (root, block_tokens, seed)
+        known = self._chains.get(key)
+        inherited: list[BlockId] = []
+        if self._parent is not None:
+            inherited = self._parent.chain(
+                min(count, first * block_tokens), root, block_tokens, seed
+            )
+        if known is None:
+            if len(self._chains) >= MAX_CHAINS:
+                del self._chains[next(iter(self._chains))]
+            known = self._chains[key] = []
+        wanted = count // block_tokens - first
+        if wanted > len(known):
+            begin = (first + len(known)) * block_tokens
+            parent = known[-1] if known else (inherited[-1] if inherited else root)
+            packed = self.packed(begin, count // block_tokens * block_tokens)
+            step = block_tokens * TOKEN_BYTES
+            for offset in range(0, len(packed), step):
+                parent = next_block(parent, packed[offset : offset + step], seed)
+                known.append(parent)
+        return inherited + known[: max(wanted, 0)]
+
+
+class RunTokens:
+    """One prompt: ``shared`` tokens of a run, and the rest of its own."""
+
+    __slots__ = ("rest", "run", "shared")
+
+    def __init__(self, run: TokenRun, shared: int, rest: bytes) -> None:
+        self.run = run
+        self.shared = shared
+        self.rest = rest
+
+    @property
+    def count(self) -> int:
+        """The number of tokens."""
+        return self.shared + len(self.rest) // TOKEN_BYTES
+
+    def packed(self) -> bytes:
+        """Return all ids, packed."""
+        return self.run.packed(0, self.shared) + self.rest
+
+    def chain(self, root: BlockId, block_tokens: int, seed: int) -> tuple[BlockId, ...]:
+        """Return the ids of all full blocks."""
+        blocks = self.run.chain(self.shared, root, block_tokens, seed)
+        begin = len(blocks) * block_tokens
+        rest = self.run.packed(begin, self.shared) + self.rest
+        parent = blocks[-1] if blocks else root
+        return (*blocks, *chain_of(parent, rest, block_tokens, seed))
