@@ -33,6 +33,16 @@ APPROXIMATE_BLOCK_BYTES = 256
 APPROXIMATE = "approximate"
 """The tokenizer field of chains over bytes: they never meet a chain of real tokens."""
 NO_LEASES = LeaseTotals()
+ROOTS_KEPT = 1_024
+"""Identities whose chain root is remembered; clients choose salts, so there may be any number."""
+
+
+class Branch(Struct, frozen=True):
+    """The chains of a request's prompts on replicas that announce ``announced``."""
+
+    announced: ModelIdentity | None
+    identity: ModelIdentity
+    chains: tuple[tuple[BlockId, ...], ...]
 
 
 @dataclass(slots=True)
@@ -46,7 +56,7 @@ class Routed:
     ordinal: int
     is_exact: bool
     prompt_tokens: int
-    chains: dict[ModelIdentity, tuple[tuple[BlockId, ...], ...]] = field(default_factory=dict)
+    branches: list[Branch] = field(default_factory=list)
     heat: Heat | None = None
     is_observed: bool = False
 
@@ -125,6 +135,7 @@ class Chooser:
         self._chain_seed = chain_seed
         self._clock = clock
         self._ordinal = 0
+        self._roots: dict[ModelIdentity, BlockId] = {}
         self.seed = seed
 
     def route(self, prompt: ReadPrompt) -> Routed:
@@ -175,44 +186,47 @@ class Chooser:
         """Return whether the replica's events tell of this prompt."""
         return member.has_events and routed.is_exact
 
-    def _identity(self, routed: Routed, member: Member) -> ModelIdentity:
-        """Return what the chain of this request on ``member`` starts from."""
-        scope = salt_scope(routed.prompt.salt)
-        if not routed.is_exact:
-            return ModelIdentity(
-                model=routed.prompt.model,
-                tokenizer=APPROXIMATE,
-                scope=scope,
-                block_tokens=APPROXIMATE_BLOCK_BYTES,
-            )
-        if member.identity is None:
-            return ModelIdentity(model=routed.prompt.model, scope=scope)
-        return structs.replace(member.identity, scope=scope) if scope else member.identity
+    def _branch(self, routed: Routed, member: Member) -> Branch:
+        """Return the chains of this request on ``member``, made once per announced identity."""
+        announced = member.identity if routed.is_exact else None
+        for branch in routed.branches:
+            if branch.announced is announced:
+                return branch
+        for branch in routed.branches:
+            if branch.announced == announced:
+                return branch
+        identity = identity_of(routed, announced)
+        root, seed = self._root(identity), self._chain_seed
+        prompts = routed.prompt.prompts
+        chains = tuple(tokens.chain(root, identity.block_tokens, seed) for tokens in prompts)
+        branch = Branch(announced, identity, chains)
+        routed.branches.append(branch)
+        return branch
 
-    def _chains(self, routed: Routed, identity: ModelIdentity) -> tuple[tuple[BlockId, ...], ...]:
-        chains = routed.chains.get(identity)
-        if chains is None:
-            root = chain_root(identity, self._chain_seed)
-            chains = tuple(
-                tokens.chain(root, identity.block_tokens, self._chain_seed)
-                for tokens in routed.prompt.prompts
-            )
-            routed.chains[identity] = chains
-        return chains
+    def _root(self, identity: ModelIdentity) -> BlockId:
+        root = self._roots.get(identity)
+        if root is None:
+            if len(self._roots) >= ROOTS_KEPT:
+                self._roots.clear()
+            root = self._roots[identity] = chain_root(identity, self._chain_seed)
+        return root
 
     def _warmth(
         self, routed: Routed, candidates: Sequence[Member], now_s: float
     ) -> dict[ReplicaId, Warmth]:
-        groups: dict[ModelIdentity, list[Member]] = {}
+        groups: dict[int, tuple[Branch, list[Member]]] = {}
         for member in candidates:
-            groups.setdefault(self._identity(routed, member), []).append(member)
+            branch = self._branch(routed, member)
+            groups.setdefault(id(branch), (branch, []))[1].append(member)
         warmth: dict[ReplicaId, Warmth] = {}
-        for identity, members in groups.items():
-            for index, chain in enumerate(self._chains(routed, identity)):
-                units = routed.prompt.prompts[index].count
-                self._add_warmth(warmth, routed, members, identity, chain, units, now_s)
+        for branch, members in groups.values():
+            for prompt, chain in zip(routed.prompt.prompts, branch.chains, strict=True):
+                self._add_warmth(
+                    warmth, routed, members, branch.identity, chain, prompt.count, now_s
+                )
             for member in members:
-                self._limit_warmth(warmth, routed, member, identity)
+                if member.replica in warmth:
+                    self._limit_warmth(warmth, routed, member, branch)
         return warmth
 
     def _add_warmth(
@@ -249,17 +263,17 @@ class Chooser:
         warmth: dict[ReplicaId, Warmth],
         routed: Routed,
         member: Member,
-        identity: ModelIdentity,
+        branch: Branch,
     ) -> None:
         """Take off what requests in flight will push out before this one gets its turn."""
-        warm = warmth.get(member.replica)
-        if warm is None or member.capacity_tokens is None or not self._is_told(routed, member):
+        if member.capacity_tokens is None or not self._is_told(routed, member):
             return
+        warm = warmth[member.replica]
         room_tokens = self._know.footprints.room_tokens(
             member.replica,
             member.capacity_tokens,
-            self._chains(routed, identity),
-            identity.block_tokens,
+            branch.chains,
+            branch.identity.block_tokens,
             routed.prompt_tokens,
         )
         if room_tokens is not None and room_tokens < warm.cached:
@@ -268,21 +282,21 @@ class Chooser:
     def _occupy(self, routed: Routed, member: Member) -> Footprint:
         """Let the request count as in flight on ``member`` from now on, with what it takes up."""
         footprints, prompt = self._know.footprints, routed.prompt
-        identity = self._identity(routed, member)
+        branch = self._branch(routed, member)
         output_tokens = footprints.expected_output_tokens(prompt.max_output_tokens)
         return footprints.take(
             member.replica,
-            self._chains(routed, identity) if routed.is_exact else (),
-            identity.block_tokens,
+            branch.chains if routed.is_exact else (),
+            branch.identity.block_tokens,
             routed.prompt_tokens,
             output_tokens * prompt.choices,
         )
 
     def _observe(self, routed: Routed, candidates: Sequence[Member], now_s: float) -> Heat | None:
-        identity = self._identity(routed, candidates[0])
-        longest = max(self._chains(routed, identity), key=len)
+        branch = self._branch(routed, candidates[0])
+        longest = max(branch.chains, key=len)
         replicas = [member.replica for member in candidates]
-        block_tokens = identity.block_tokens // (1 if routed.is_exact else BYTES_PER_TOKEN)
+        block_tokens = branch.identity.block_tokens // (1 if routed.is_exact else BYTES_PER_TOKEN)
         return self._know.heat.observe(longest, routed.prompt_tokens, replicas, now_s, block_tokens)
 
     def _snapshot(
@@ -316,9 +330,24 @@ class Chooser:
         books = (know.pending,) if is_told else (know.pending, know.guessed)
         return [
             (book, book.place(member.replica, chain, now_s))
-            for chain in self._chains(routed, self._identity(routed, member))
+            for chain in self._branch(routed, member).chains
             for book in books
         ]
+
+
+def identity_of(routed: Routed, announced: ModelIdentity | None) -> ModelIdentity:
+    """Return what the request's chain starts from on a replica that announces ``announced``."""
+    scope = salt_scope(routed.prompt.salt)
+    if not routed.is_exact:
+        return ModelIdentity(
+            model=routed.prompt.model,
+            tokenizer=APPROXIMATE,
+            scope=scope,
+            block_tokens=APPROXIMATE_BLOCK_BYTES,
+        )
+    if announced is None:
+        return ModelIdentity(model=routed.prompt.model, scope=scope)
+    return structs.replace(announced, scope=scope) if scope else announced
 
 
 def unexplained_queue(member: Member, inflight: int) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from router.config import replica_name
 from router.upstream import Endpoint
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 class Member(Struct, frozen=True, kw_only=True):
     """One replica of the fleet.
 
-    ``identity`` is None for a configured replica; its models are what its own ``/v1/models``
-    answers. ``is_registered``: a sidecar vouches for it; ``has_events``: and tells what it holds.
+    Members of one table whose ``identity`` is equal share the object. It is None for a configured
+    replica, whose models are what its own ``/v1/models`` answers. ``is_registered``: a sidecar
+    vouches for it; ``has_events``: and tells what it holds.
     """
 
     replica: ReplicaId
@@ -103,6 +104,7 @@ class FleetTable:
         self._configured = tuple(static_member(settings) for settings in configured)
         self._seen: Mapping[ReplicaId, ReplicaState] | None = None
         self._members: dict[ReplicaId, Member] = {}
+        self._identities: dict[ModelIdentity, ModelIdentity] = {}
 
     def members(self) -> Mapping[ReplicaId, Member]:
         """Return all members, live or not, in a stable order."""
@@ -114,12 +116,20 @@ class FleetTable:
 
     def _merge(self, registered: Mapping[ReplicaId, ReplicaState]) -> dict[ReplicaId, Member]:
         known = [registered_member(state) for _, state in sorted(registered.items())]
-        merged = {member.replica: member for member in known if member is not None}
+        merged = {member.replica: self._shared(member) for member in known if member is not None}
+        self._identities = {m.identity: m.identity for m in merged.values() if m.identity}
         taken = {member.endpoint for member in merged.values()}
         for member in self._configured:
             if member.endpoint not in taken and member.replica not in merged:
                 merged[member.replica] = member
         return merged
+
+    def _shared(self, member: Member) -> Member:
+        """Return ``member`` with the one object that stands for its identity in this table."""
+        if member.identity is None:
+            return member
+        identity = self._identities.setdefault(member.identity, member.identity)
+        return structs.replace(member, identity=identity)
 
     def candidates(
         self, model: str | None, pulse: Pulse, tried: Collection[ReplicaId] = ()

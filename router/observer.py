@@ -45,7 +45,10 @@ class _Details(Struct, frozen=True):
 
 
 class _Usage(Struct, frozen=True):
-    """Both spellings: of completions and chats, and of responses."""
+    """All spellings: of completions and chats, of responses, and of Anthropic's messages.
+
+    In the last one ``input_tokens`` leaves out what was read from, or written to, the cache.
+    """
 
     prompt_tokens: _Tokens | None = None
     completion_tokens: _Tokens | None = None
@@ -53,6 +56,8 @@ class _Usage(Struct, frozen=True):
     input_tokens: _Tokens | None = None
     output_tokens: _Tokens | None = None
     input_tokens_details: _Details | None = None
+    cache_read_input_tokens: _Tokens | None = None
+    cache_creation_input_tokens: _Tokens | None = None
 
 
 _NOTHING = Usage(None, None, None)
@@ -80,11 +85,20 @@ def parse_usage(data: bytes) -> Usage | None:
         told = _USAGE_DECODER.decode(_object_at(data, start))
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+    usage = _counted(told)
+    return None if usage == _NOTHING else usage
+
+
+def _counted(told: _Usage) -> Usage:
     details = told.prompt_tokens_details or told.input_tokens_details
     prompt = told.prompt_tokens if told.prompt_tokens is not None else told.input_tokens
     done = told.completion_tokens if told.completion_tokens is not None else told.output_tokens
-    usage = Usage(prompt, done, details.cached_tokens if details is not None else None)
-    return None if usage == _NOTHING else usage
+    if details is not None:
+        return Usage(prompt, done, details.cached_tokens)
+    if told.input_tokens is not None:
+        read, written = told.cache_read_input_tokens, told.cache_creation_input_tokens
+        return Usage(told.input_tokens + (read or 0) + (written or 0), done, read)
+    return Usage(prompt, done, None)
 
 
 class StreamObserver:

@@ -80,13 +80,18 @@ class Placements:
         blocks = held.blocks
         self._expire(held, now_s)
         expiry_s = now_s + held.ttl_s
+        fresh = (expiry_s, 1, self._ordinal)
+        # Neighbours mostly came with the same placement: they share one entry, old and new.
+        last, renewed = fresh, fresh
         for block in reversed(placed):
             entry = blocks.get(block)
             if entry is None:
-                blocks[block] = (expiry_s, 1, self._ordinal)
-            else:
-                blocks[block] = (max(expiry_s, entry[0]), entry[1] + 1, entry[2])
-                blocks.move_to_end(block)
+                blocks[block] = fresh
+                continue
+            if entry is not last:
+                last, renewed = entry, (expiry_s, entry[1] + 1, entry[2])
+            blocks[block] = renewed
+            blocks.move_to_end(block)
         while len(blocks) > held.capacity_blocks:
             blocks.popitem(last=False)
         return placement
@@ -150,14 +155,18 @@ class Placements:
     def _take_back(self, placement: Placement) -> None:
         held = self._held.get(placement.replica)
         blocks = held.blocks if held else {}
+        last: _Entry | None = None
+        reduced: _Entry = (0.0, 0, 0)
         for block in placement.chain:
             entry = blocks.get(block)
             if entry is None or entry[2] > placement.ordinal:
                 continue
-            if entry[1] > 1:
-                blocks[block] = (entry[0], entry[1] - 1, entry[2])
-            else:
+            if entry[1] == 1:
                 del blocks[block]
+                continue
+            if entry is not last:
+                last, reduced = entry, (entry[0], entry[1] - 1, entry[2])
+            blocks[block] = reduced
 
     def _of(self, replica: ReplicaId) -> _Held:
         held = self._held.get(replica)
