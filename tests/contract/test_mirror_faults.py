@@ -81,6 +81,8 @@ async def test_without_a_server_a_mirror_is_local_and_costs_nothing(
         assert not await mirror.settle(0.05)
         own_server.start()
         await eventually(lambda: _rung(mirror) is Rung.LIVE)
+        # The line follows at the end of the round that made the view live.
+        await eventually(lambda: "live" in caplog.text)
     assert [entry.levelname for entry in caplog.records if entry.name == "state.mirror"] == ["INFO"]
 
 
