@@ -53,8 +53,10 @@ test-data: $(DEV) ## Tests on the shared data (WARMROUTE_TEST_DATA, default ../s
 test-kill: $(DEV) ## 200 seeded kill points over every process (slow)
 	@$(BIN)/python -m pytest -m heavy -k kill
 
-bench: $(DEV) ## Measure the relay against named baselines
+bench: $(DEV) ## Measure router, relay and prompts against named baselines
+	@$(BIN)/python bench/router_bench.py
 	@$(BIN)/python bench/relay_bench.py
+	@$(BIN)/python bench/prompt_bench.py
 
 lock: $(DEV) ## Resolve the lock files again (asks the package index)
 	@$(PIP) install uv
