@@ -57,6 +57,11 @@ async def read_body(request: web.BaseRequest, limits: LimitSettings) -> bytes:
     check_framing(request, limits)
     if "Expect" in request.headers and request.version >= HTTP_11 and request.transport:
         request.transport.write(CONTINUE)
+    if request.content.is_eof():  # it came whole with the head: nothing to wait for
+        body = request.content.read_nowait()
+        if len(body) > limits.body_bytes:
+            raise too_large(limits)
+        return body
     parts: list[bytes] = []
     received_bytes = 0
     try:

@@ -70,7 +70,7 @@ def template_of(source: str) -> ChatTemplate:
 
 
 def reader_of(codec: Codec, **limits: int) -> PromptReader:
-    return PromptReader({"tiny": codec, "other": codec}, codec, **limits)
+    return PromptReader({"tiny": codec, "other": codec}, codec, short_body_bytes=0, **limits)
 
 
 async def read_once(codec: Codec, body: bytes) -> ReadPrompt:

@@ -241,3 +241,19 @@ async def test_a_codec_that_fails_does_not_keep_its_place(codec: Codec) -> None:
     async with PromptReader({}, codec, inline_body_bytes=0, max_threads=1, max_waiting=0) as reader:
         for _ in range(3):
             assert (await reader.read(CHAT_PATH, body)).unroutable is Unroutable.TEMPLATE
+
+
+async def test_a_short_chat_has_the_ids_of_a_remembered_one(codec: Codec) -> None:
+    """A conversation outgrows the short way of reading: its chain must go on where it was."""
+    turns = [{"role": "user", "content": f"turn {number}: " + "words " * 40} for number in range(8)]
+    codecs = {"tiny": codec}
+    async with (
+        PromptReader(codecs, codec) as both,
+        PromptReader(codecs, codec, short_body_bytes=0) as remembering,
+    ):
+        for count in range(1, 9):
+            body = json.dumps({"model": "tiny", "messages": turns[:count]}).encode()
+            (short,) = (await both.read(CHAT_PATH, body)).prompts
+            (known,) = (await remembering.read(CHAT_PATH, body)).prompts
+            assert short.packed == known.packed
+            assert short.is_exact == known.is_exact
