@@ -165,6 +165,13 @@ def test_usage_is_read_in_both_spellings() -> None:
     assert parse_usage(told + b'{"cached_tokens":0}}}}') == Usage(5, 6, 0)
 
 
+def test_messages_leave_cached_tokens_out_of_their_input_tokens() -> None:
+    told = b'{"usage":{"input_tokens":5,"output_tokens":6,"cache_read_input_tokens":64'
+    assert parse_usage(told + b"}}") == Usage(69, 6, 64)
+    assert parse_usage(told + b',"cache_creation_input_tokens":32}}') == Usage(101, 6, 64)
+    assert parse_usage(b'{"usage":{"input_tokens":5,"output_tokens":6}}') == Usage(5, 6, None)
+
+
 def test_a_long_body_keeps_its_end_only() -> None:
     body = BodyObserver()
     for _ in range(BODY_LIMIT_BYTES // 2**20 + 4):
