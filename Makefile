@@ -8,7 +8,7 @@ DEV := $(VENV)/.dev
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-data test-kill bench lock clean
+.PHONY: help setup demo check format test test-data test-kill test-vllm bench lock clean
 
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ test-data: $(DEV) ## Tests on the shared data (WARMROUTE_TEST_DATA, default ../s
 
 test-kill: $(DEV) ## 200 seeded kill points over every process (slow)
 	@$(BIN)/python -m pytest -m heavy -k kill
+
+test-vllm: $(DEV) ## Two real vLLM engines (WARMROUTE_VLLM=/path/to/vllm; slow)
+	@$(BIN)/python -m pytest -m heavy tests/vllm
 
 bench: $(DEV) ## Measure router, relay and prompts against named baselines
 	@$(BIN)/python bench/router_bench.py
