@@ -54,7 +54,7 @@ test-kill: $(DEV) ## 200 seeded kill points over every process (slow)
 	@$(BIN)/python -m pytest -m heavy -k kill
 
 test-vllm: $(DEV) ## Two real vLLM engines (WARMROUTE_VLLM=/path/to/vllm; slow)
-	@$(BIN)/python -m pytest -m heavy tests/vllm
+	@$(BIN)/python -m pytest -m heavy -rP tests/vllm
 
 bench: $(DEV) ## Measure router, relay and prompts against named baselines
 	@$(BIN)/python bench/router_bench.py
