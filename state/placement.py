@@ -5,16 +5,18 @@ so only after the prefill. Until then equal prompts must already find each other
 for a short time to live. For replicas whose engines announce nothing, the same record with a long
 time to live and the engine's capacity is all that is known of their caches.
 
-Per replica the blocks are kept in the order of last use, the deepest block of a chain first. What
-goes, by age or capacity, goes from that end, so that a block never outlives its ancestors, and the
-leading run of a chain can be found by bisection instead of a walk.
+A placement costs what is new in it. Per replica, each block belongs to the *run* of the placement
+that brought it; a later placement of the same prefix only *holds* that run, up to a depth. What
+nobody holds any more goes, deepest first, and a run whose blocks are gone lets go of the run that
+it continued: a block never outlives its ancestors, and the leading run of a chain can be found by
+bisection instead of a walk.
 
 Once an engine has told, its word counts: a placement that outlived it would hide an eviction.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -28,31 +30,125 @@ NEWS_S: Final = 0.5
 """How long after its first answer byte a prompt may still be without news from the engine."""
 DEFAULT_CAPACITY_BLOCKS: Final = 65_536
 
-_Entry = tuple[float, int, int]
-"""Expiry in seconds, number of placements that have not been withdrawn, ordinal of the first."""
+
+class _Run:
+    """Blocks that came with one placement: depths ``start`` + 1 and on of their chain.
+
+    ``holds`` counts who needs the run, by the depth up to which it is needed.
+    """
+
+    __slots__ = ("blocks", "holds", "parent", "start")
+
+    def __init__(self, parent: _Run | None, start: int, blocks: list[BlockId]) -> None:
+        self.parent = parent
+        self.start = start
+        self.blocks = blocks
+        self.holds: dict[int, int] = {}
+        if parent is not None:
+            parent.hold(start)
+
+    def hold(self, depth: int) -> None:
+        """Count one more who needs the run up to ``depth``."""
+        self.holds[depth] = self.holds.get(depth, 0) + 1
+
+
+class Placement:
+    """One assignment. It stands unless it is withdrawn; confirming it rules that out.
+
+    ``tip`` is the last block of its chain, None for a chain without blocks.
+    """
+
+    __slots__ = ("depth", "expires_s", "held", "is_open", "replica", "run", "tip")
+
+    def __init__(self, replica: ReplicaId, held: _Held, tip: BlockId | None) -> None:
+        self.replica = replica
+        self.held = held
+        self.tip = tip
+        self.is_open = True
+        self.run: _Run | None = None
+        self.depth = 0
+        self.expires_s = 0.0
 
 
 @dataclass(slots=True, eq=False)
-class Placement:
-    """One assignment. It stands unless it is withdrawn; confirming it rules that out."""
-
-    replica: ReplicaId
-    chain: tuple[BlockId, ...]
-    ordinal: int
-    is_open: bool = True
-
-
-@dataclass(slots=True)
 class _Held:
+    """What is known of one life of a replica: owners of blocks, placements by age."""
+
     ttl_s: float
     capacity_blocks: int
-    blocks: OrderedDict[BlockId, _Entry] = field(default_factory=OrderedDict)
+    owners: dict[BlockId, _Run] = field(default_factory=dict)
+    standing: deque[Placement] = field(default_factory=deque)
+
+    def add(self, placement: Placement, chain: Sequence[BlockId], now_s: float) -> None:
+        """Let ``placement`` hold the blocks of ``chain``."""
+        known = _leading_run(self.owners, chain)
+        run = self.owners[chain[known - 1]] if known else None
+        if known < len(chain):
+            fresh = list(chain[known:])
+            run = _Run(run, known, fresh)
+            self.owners.update(dict.fromkeys(fresh, run))
+        if run is not None:
+            run.hold(len(chain))
+            placement.run, placement.depth = run, len(chain)
+            placement.expires_s = now_s + self.ttl_s
+            self.standing.append(placement)
+
+    def release(self, placement: Placement) -> tuple[_Run | None, int, list[list[BlockId]]]:
+        """Let go of what ``placement`` holds.
+
+        Return the blocks that nobody needs any more, deepest part first, and what they continued: a
+        run, or None, up to a depth.
+        """
+        run, depth = placement.run, placement.depth
+        placement.run = None
+        freed: list[list[BlockId]] = []
+        while run is not None:
+            holders = run.holds[depth] - 1
+            if holders:
+                run.holds[depth] = holders
+                break
+            del run.holds[depth]
+            needed = max(run.holds, default=run.start)
+            if needed >= depth:
+                break
+            gone = run.blocks[needed - run.start :]
+            del run.blocks[needed - run.start :]
+            for block in gone:
+                del self.owners[block]
+            freed.append(gone)
+            depth = needed
+            if run.blocks:
+                break
+            run = run.parent
+        return run, depth, freed
+
+    def expire(self, now_s: float) -> None:
+        """Release placements whose time is up."""
+        standing = self.standing
+        while standing and (standing[0].run is None or standing[0].expires_s <= now_s):
+            self.release(standing.popleft())
+
+    def shrink(self) -> None:
+        """Release the oldest placements, their deepest blocks first, down to the capacity."""
+        standing = self.standing
+        while len(self.owners) > self.capacity_blocks:
+            oldest = standing[0]
+            run, depth, freed = self.release(oldest)
+            spare = self.capacity_blocks - len(self.owners)
+            blocks = [block for part in reversed(freed) for block in part][: max(spare, 0)]
+            if not blocks:
+                standing.popleft()
+                continue
+            kept = _Run(run, depth, blocks)
+            self.owners.update(dict.fromkeys(blocks, kept))
+            oldest.run, oldest.depth = kept, depth + len(blocks)
+            kept.hold(oldest.depth)
 
 
 class Placements:
     """Recent assignments per replica. Clock values are passed in; memory is bounded."""
 
-    __slots__ = ("_awaited", "_capacity_blocks", "_held", "_ordinal", "_ttl_s")
+    __slots__ = ("_awaited", "_capacity_blocks", "_held", "_ttl_s")
 
     def __init__(
         self, ttl_s: float = PENDING_TTL_S, capacity_blocks: int = DEFAULT_CAPACITY_BLOCKS
@@ -60,64 +156,59 @@ class Placements:
         self._ttl_s = ttl_s
         self._capacity_blocks = capacity_blocks
         self._held: dict[ReplicaId, _Held] = {}
-        self._ordinal = 0
         self._awaited: list[tuple[float, Placement]] = []
 
     def limit(self, replica: ReplicaId, ttl_s: float, capacity_blocks: int) -> None:
         """Give ``replica`` its own time to live and capacity; a shorter life starts afresh."""
         held = self._of(replica)
         if ttl_s < held.ttl_s:
-            held.blocks.clear()
+            held = self._held[replica] = _Held(ttl_s, capacity_blocks)
         held.ttl_s = ttl_s
         held.capacity_blocks = capacity_blocks
 
     def place(self, replica: ReplicaId, chain: Sequence[BlockId], now_s: float) -> Placement:
         """Note that a prompt with ``chain`` goes to ``replica``."""
-        self._ordinal += 1
         held = self._of(replica)
-        placed = tuple(chain[: held.capacity_blocks])
-        placement = Placement(replica, placed, self._ordinal)
-        blocks = held.blocks
-        self._expire(held, now_s)
-        expiry_s = now_s + held.ttl_s
-        fresh = (expiry_s, 1, self._ordinal)
-        # Neighbours mostly came with the same placement: they share one entry, old and new.
-        last, renewed = fresh, fresh
-        for block in reversed(placed):
-            entry = blocks.get(block)
-            if entry is None:
-                blocks[block] = fresh
-                continue
-            if entry is not last:
-                last, renewed = entry, (expiry_s, entry[1] + 1, entry[2])
-            blocks[block] = renewed
-            blocks.move_to_end(block)
-        while len(blocks) > held.capacity_blocks:
-            blocks.popitem(last=False)
+        if len(chain) > held.capacity_blocks:
+            chain = chain[: held.capacity_blocks]
+        placement = Placement(replica, held, chain[-1] if chain else None)
+        held.expire(now_s)
+        if chain:
+            held.add(placement, chain, now_s)
+            if len(held.owners) > held.capacity_blocks:
+                held.shrink()
+            elif len(held.standing) > held.capacity_blocks:
+                held.release(held.standing.popleft())
         return placement
 
     def overlap(self, chain: Sequence[BlockId], now_s: float) -> dict[ReplicaId, int]:
         """Return the leading blocks of ``chain`` that were sent to each replica, where any."""
-        runs = {}
+        runs: dict[ReplicaId, int] = {}
+        if not chain:
+            return runs
+        first = chain[0]
         for replica, held in self._held.items():
-            self._expire(held, now_s)
-            run = _leading_run(held.blocks, chain)
-            if run:
-                runs[replica] = run
+            standing = held.standing
+            if standing and standing[0].expires_s <= now_s:
+                held.expire(now_s)
+            if first in held.owners:
+                runs[replica] = _leading_run(held.owners, chain)
         return runs
 
     def resident(self, replica: ReplicaId) -> int:
         """Return the number of blocks on record for ``replica``."""
         held = self._held.get(replica)
-        return len(held.blocks) if held else 0
+        return len(held.owners) if held else 0
 
-    def confirm(self, placement: Placement) -> bool:
+    @staticmethod
+    def confirm(placement: Placement) -> bool:
         """Note that the replica computed the prompt; False when the placement was closed."""
         was_open = placement.is_open
         placement.is_open = False
         return was_open
 
-    def withdraw(self, placement: Placement) -> bool:
+    @staticmethod
+    def withdraw(placement: Placement) -> bool:
         """Undo an assignment that failed before any byte; False when it was closed.
 
         Blocks that other placements sent there too stay.
@@ -125,13 +216,13 @@ class Placements:
         if not placement.is_open:
             return False
         placement.is_open = False
-        self._take_back(placement)
+        placement.held.release(placement)
         return True
 
     def await_news(self, placement: Placement, now_s: float) -> bool:
         """Let a computed prompt count until the engine tells of it; False when it was closed."""
         was_open = self.confirm(placement)
-        if was_open and placement.chain:
+        if was_open and placement.tip is not None:
             self._awaited.append((now_s + NEWS_S, placement))
         return was_open
 
@@ -142,8 +233,9 @@ class Placements:
         """
         waiting = []
         for until_s, placement in self._awaited:
-            if now_s >= until_s or holds(placement.replica, placement.chain[-1]):
-                self._take_back(placement)
+            tip = placement.tip
+            if tip is None or now_s >= until_s or holds(placement.replica, tip):
+                placement.held.release(placement)
             else:
                 waiting.append((until_s, placement))
         self._awaited = waiting
@@ -152,38 +244,16 @@ class Placements:
         """Drop all that was sent to ``replica``, and its limits: its cache is a new one."""
         self._held.pop(replica, None)
 
-    def _take_back(self, placement: Placement) -> None:
-        held = self._held.get(placement.replica)
-        blocks = held.blocks if held else {}
-        last: _Entry | None = None
-        reduced: _Entry = (0.0, 0, 0)
-        for block in placement.chain:
-            entry = blocks.get(block)
-            if entry is None or entry[2] > placement.ordinal:
-                continue
-            if entry[1] == 1:
-                del blocks[block]
-                continue
-            if entry is not last:
-                last, reduced = entry, (entry[0], entry[1] - 1, entry[2])
-            blocks[block] = reduced
-
     def _of(self, replica: ReplicaId) -> _Held:
         held = self._held.get(replica)
         if held is None:
             held = self._held[replica] = _Held(self._ttl_s, self._capacity_blocks)
         return held
 
-    @staticmethod
-    def _expire(held: _Held, now_s: float) -> None:
-        blocks = held.blocks
-        while blocks and next(iter(blocks.values()))[0] <= now_s:
-            blocks.popitem(last=False)
 
-
-def _leading_run(blocks: OrderedDict[BlockId, _Entry], chain: Sequence[BlockId]) -> int:
+def _leading_run(blocks: dict[BlockId, _Run], chain: Sequence[BlockId]) -> int:
     """Return how many leading ids of ``chain`` are known: known ids are always a prefix."""
-    if not chain or chain[0] not in blocks:
+    if chain[0] not in blocks:
         return 0
     known, unknown = 1, len(chain) + 1
     while unknown - known > 1:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from state.lease import Lease, LeaseBook, Outcome
 from state.model import BlockId, LeaseTotals, Overlap, ReplicaId, Tier
-from state.placement import Placement, Placements
 from state.residency import Residency
 from support.fleet_state import block
 
@@ -124,87 +123,8 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.book.open_count == sum(self.open.values())
 
 
-class PlacementMachine(RuleBasedStateMachine):
-    """A run is what some standing, unexpired placement sent; known blocks are always a prefix."""
-
-    placements = Bundle("placements")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.placed = Placements(ttl_s=10.0, capacity_blocks=8)
-        self.now_s = 0.0
-        self.sent: list[tuple[Placement, float]] = []
-        self.withdrawn: set[int] = set()
-
-    @rule(
-        target=placements,
-        replica=_REPLICAS,
-        path=st.lists(st.integers(0, 1), min_size=1, max_size=6),
-    )
-    def place(self, replica: ReplicaId, path: list[int]) -> object:
-        placement = self.placed.place(replica, self._chain(path), self.now_s)
-        self.sent.append((placement, self.now_s))
-        return multiple(placement)
-
-    @rule(placement=placements)
-    def withdraw(self, placement: Placement) -> None:
-        was_open = placement.is_open
-        assert self.placed.withdraw(placement) == was_open
-        if was_open:
-            self.withdrawn.add(placement.ordinal)
-
-    @rule(placement=placements)
-    def confirm(self, placement: Placement) -> None:
-        self.placed.confirm(placement)
-
-    @rule(passed_s=st.sampled_from([0.0, 1.0, 6.0, 20.0]))
-    def wait(self, passed_s: float) -> None:
-        self.now_s += passed_s
-
-    @rule(replica=_REPLICAS)
-    def forget(self, replica: ReplicaId) -> None:
-        self.placed.forget(replica)
-        self.sent = [pair for pair in self.sent if pair[0].replica != replica]
-
-    @invariant()
-    def runs_come_from_standing_placements(self) -> None:
-        for path in ([0] * 6, [1, 0, 1, 0, 1, 0], [0, 1, 1, 0, 0, 1]):
-            chain = self._chain(path)
-            for replica, run in self.placed.overlap(chain, self.now_s).items():
-                sources = [
-                    placement
-                    for placement, sent_s in self.sent
-                    if placement.replica == replica
-                    and placement.ordinal not in self.withdrawn
-                    and placement.chain[:run] == chain[:run]
-                ]
-                assert sources
-                last_s = max(s for placement, s in self.sent if placement.replica == replica)
-                assert self.now_s - last_s < 10.0
-
-    @invariant()
-    def known_blocks_are_a_prefix_and_bounded(self) -> None:
-        for held in self.placed._held.values():
-            assert len(held.blocks) <= 8
-            for known in held.blocks:
-                depth = known[0]
-                path = [int(bit) for bit in f"{known[1]:08b}"[:depth]]
-                assert all(parent in held.blocks for parent in self._chain(path))
-
-    @staticmethod
-    def _chain(path: list[int]) -> tuple[BlockId, ...]:
-        """Name each block by its depth and the whole path to it, as chains do."""
-        names = []
-        for depth in range(1, len(path) + 1):
-            bits = "".join(map(str, path[:depth])).ljust(8, "0")
-            names.append(BlockId(bytes([depth, int(bits, 2)]).ljust(16, b"\0")))
-        return tuple(names)
-
-
 _BOUNDED = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestResidency = ResidencyMachine.TestCase
 TestResidency.settings = _BOUNDED
 TestLeases = LeaseMachine.TestCase
 TestLeases.settings = _BOUNDED
-TestPlacements = PlacementMachine.TestCase
-TestPlacements.settings = _BOUNDED
