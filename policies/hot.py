@@ -104,9 +104,13 @@ class HeatMap:
         path = sketch.count(chain, now_s)
         if len(replicas) < 2:  # noqa: PLR2004 - one replica leaves nothing to spread over
             return None
-        total_per_s = sketch.rate_per_s(sketch.root, now_s, window_s)
+        total_per_s: float | None = None
         hot: Heat | None = None
         for node in path:
+            if node.arrivals < self._settings.min_arrivals and node.wanted_holders == 1:
+                continue  # too few to be hot, and it was not: nothing to settle
+            if total_per_s is None:
+                total_per_s = sketch.rate_per_s(sketch.root, now_s, window_s)
             prefix_tokens = min(node.end_blocks * block_tokens, prompt_tokens)
             rate_per_s = sketch.rate_per_s(node, now_s, window_s)
             above_tokens = 0 if hot is None else hot.prefix_tokens

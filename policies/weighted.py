@@ -66,17 +66,14 @@ class Weighted(
         mean_recent = max(1.0, mean_of([view.recent_assignments for view in fleet]))
         scored = []
         for view, load in zip(fleet, loads, strict=True):
-            recent_ratio = min(RECENT_RATIO_CAP, view.recent_assignments / mean_recent)
-            terms = {
-                "queue": per_request * load,
-                "prefix": per_token * _uncached_tokens(request, view),
-                "recent": self.w_recent * recent_ratio,
-            }
+            queue = per_request * load
+            prefix = per_token * _uncached_tokens(request, view)
+            recent = self.w_recent * min(RECENT_RATIO_CAP, view.recent_assignments / mean_recent)
             scored.append(
                 Candidate(
                     replica=view.replica,
-                    score=sum(terms.values()),
-                    terms=terms,
+                    score=queue + prefix + recent,
+                    terms={"queue": queue, "prefix": prefix, "recent": recent},
                     cached_tokens=view.cached_tokens,
                 )
             )

@@ -6,13 +6,13 @@ What is taken here (a lease, placements) is given back through ``Choice.finish``
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct, structs
 
 from policies.model import ReplicaView, RoutingRequest
 from router.footprint import Footprints
-from state.model import BlockId, LeaseTotals, ModelIdentity, ReplicaId
+from state.model import BlockId, LeaseTotals, ModelIdentity, Overlap, ReplicaId, Rung
 from state.prefix import cached_tokens, chain_root, salt_scope
 
 if TYPE_CHECKING:
@@ -61,14 +61,13 @@ class Routed:
     is_observed: bool = False
 
 
-class Warmth(Struct, frozen=True):
-    """Prompt tokens that one replica would not compute; ``pending`` of them unconfirmed."""
+class _Found(NamedTuple):
+    """Who holds how many leading blocks of a prompt of ``units`` tokens, or bytes."""
 
-    cached: int = 0
-    pending: int = 0
-
-
-COLD = Warmth()
+    units: int
+    resident: Mapping[ReplicaId, Overlap]
+    placed: Mapping[ReplicaId, int]
+    guessed: Mapping[ReplicaId, int]
 
 
 @dataclass(slots=True)
@@ -81,7 +80,8 @@ class Choice:
     member: Member
     decision: Decision
     lease: Lease
-    placements: list[tuple[Placements, Placement]]
+    book: Placements
+    placements: list[Placement]
     footprint: Footprint
     is_told: bool
 
@@ -89,8 +89,8 @@ class Choice:
         """Note that the prompt is computed: the engine's events are about to tell."""
         self.lease.first_byte()
         if self.is_told:
-            for book, placement in self.placements:
-                book.await_news(placement, now_s)
+            for placement in self.placements:
+                self.book.await_news(placement, now_s)
 
     def finish(
         self, outcome: Outcome, *, had_first_byte: bool, output_tokens: int | None = None
@@ -98,8 +98,8 @@ class Choice:
         """Give back the lease; without a first byte the prompt does not count as resident."""
         self.footprint.end(output_tokens)
         if self.lease.finish(outcome) and not had_first_byte:
-            for book, placement in self.placements:
-                book.withdraw(placement)
+            for placement in self.placements:
+                self.book.withdraw(placement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Knowledge:
     """Where residency and load come from: the shared view, and what this router did itself.
 
     ``pending``: placements that count until the engine's events tell. ``guessed``: placements on
-    replicas without events.
+    replicas whose events do not reach this router: they have none, or the state is away.
     """
 
     reader: FleetReader
@@ -155,7 +155,8 @@ class Chooser:
         if not candidates:
             return None
         now_s = self._clock()
-        warmth = self._warmth(routed, candidates, now_s)
+        is_live = self._know.reader.freshness()[0] is Rung.LIVE
+        views = self._views(routed, candidates, now_s, is_live=is_live)
         if not routed.is_observed and routed.prompt.prompts:
             # Once per request: a second try is no second arrival.
             routed.is_observed = True
@@ -166,20 +167,18 @@ class Chooser:
             prompt_tokens=routed.prompt_tokens,
             heat=routed.heat,
         )
-        decision = self._policy.pick(request, self._snapshot(candidates, warmth, now_s))
+        decision = self._policy.pick(request, views)
         if decision is None:
             return None
         member = next(m for m in candidates if m.replica == decision.replica)
         uncached = max(0, routed.prompt_tokens - decision.predicted_cached_tokens)
         lease = self._know.leases.acquire(member.replica, uncached, now_s)
-        return Choice(
-            member,
-            decision,
-            lease,
-            self._place(routed, member, now_s),
-            self._occupy(routed, member),
-            is_told=self._is_told(routed, member),
-        )
+        is_told = is_live and self._is_told(routed, member)
+        book = self._know.pending if is_told else self._know.guessed
+        chains = self._branch(routed, member).chains
+        placements = [book.place(member.replica, chain, now_s) for chain in chains]
+        footprint = self._occupy(routed, member)
+        return Choice(member, decision, lease, book, placements, footprint, is_told)
 
     @staticmethod
     def _is_told(routed: Routed, member: Member) -> bool:
@@ -211,73 +210,88 @@ class Chooser:
             root = self._roots[identity] = chain_root(identity, self._chain_seed)
         return root
 
-    def _warmth(
-        self, routed: Routed, candidates: Sequence[Member], now_s: float
-    ) -> dict[ReplicaId, Warmth]:
-        groups: dict[int, tuple[Branch, list[Member]]] = {}
+    def _views(
+        self, routed: Routed, candidates: Sequence[Member], now_s: float, *, is_live: bool
+    ) -> tuple[ReplicaView, ...]:
+        """Return what the policy sees: per candidate its load, and what it holds of the prompts."""
+        leases = self._know.leases
+        foreign = self._know.reader.foreign_leases()
+        found: dict[int, list[_Found]] = {}
+        views = []
         for member in candidates:
-            branch = self._branch(routed, member)
-            groups.setdefault(id(branch), (branch, []))[1].append(member)
-        warmth: dict[ReplicaId, Warmth] = {}
-        for branch, members in groups.values():
-            for prompt, chain in zip(routed.prompt.prompts, branch.chains, strict=True):
-                self._add_warmth(
-                    warmth, routed, members, branch.identity, chain, prompt.count, now_s
-                )
-            for member in members:
-                if member.replica in warmth:
-                    self._limit_warmth(warmth, routed, member, branch)
-        return warmth
-
-    def _add_warmth(
-        self,
-        warmth: dict[ReplicaId, Warmth],
-        routed: Routed,
-        members: Sequence[Member],
-        identity: ModelIdentity,
-        chain: tuple[BlockId, ...],
-        units: int,
-        now_s: float,
-    ) -> None:
-        """Add what ``members`` hold of one prompt: by event, by guess, or placed just now."""
-        resident = self._know.reader.overlap(chain)
-        pending = self._know.pending.overlap(chain, now_s)
-        guessed = self._know.guessed.overlap(chain, now_s)
-        block, divisor = identity.block_tokens, 1 if routed.is_exact else BYTES_PER_TOKEN
-        for member in members:
             replica = member.replica
-            if self._is_told(routed, member):
-                overlap = resident.get(replica)
-                blocks = overlap.gpu_blocks if overlap is not None else 0
-            else:
-                blocks = guessed.get(replica, 0)
-            most = max(blocks, pending.get(replica, 0))
-            if most:
-                confirmed = cached_tokens(blocks, block, units) // divisor
-                cached = cached_tokens(most, block, units) // divisor
-                old = warmth.get(replica, COLD)
-                warmth[replica] = Warmth(old.cached + cached, old.pending + cached - confirmed)
+            branch = self._branch(routed, member)
+            finds = found.get(id(branch))
+            if finds is None:
+                finds = found[id(branch)] = self._look_up(routed, branch, now_s)
+            cached, pending = self._warmth(routed, member, branch, finds, is_live=is_live)
+            inflight = leases.inflight(replica)
+            if foreign:
+                inflight += foreign.get(replica, NO_LEASES).inflight
+            views.append(
+                ReplicaView(
+                    replica=replica,
+                    inflight=inflight,
+                    queued=unexplained_queue(member, inflight),
+                    recent_assignments=leases.recent(replica, now_s),
+                    cached_tokens=cached,
+                    pending_tokens=pending,
+                )
+            )
+        return tuple(views)
 
-    def _limit_warmth(
+    def _look_up(self, routed: Routed, branch: Branch, now_s: float) -> list[_Found]:
+        """Return who holds what of each prompt: by event, placed just now, or by guess."""
+        know = self._know
+        return [
+            _Found(
+                prompt.count,
+                know.reader.overlap(chain),
+                know.pending.overlap(chain, now_s),
+                know.guessed.overlap(chain, now_s),
+            )
+            for prompt, chain in zip(routed.prompt.prompts, branch.chains, strict=True)
+        ]
+
+    def _warmth(
         self,
-        warmth: dict[ReplicaId, Warmth],
         routed: Routed,
         member: Member,
         branch: Branch,
-    ) -> None:
-        """Take off what requests in flight will push out before this one gets its turn."""
-        if member.capacity_tokens is None or not self._is_told(routed, member):
-            return
-        warm = warmth[member.replica]
-        room_tokens = self._know.footprints.room_tokens(
-            member.replica,
-            member.capacity_tokens,
-            branch.chains,
-            branch.identity.block_tokens,
-            routed.prompt_tokens,
-        )
-        if room_tokens is not None and room_tokens < warm.cached:
-            warmth[member.replica] = Warmth(room_tokens, min(warm.pending, room_tokens))
+        finds: Sequence[_Found],
+        *,
+        is_live: bool,
+    ) -> tuple[int, int]:
+        """Return the tokens that ``member`` would not compute, and how many are unconfirmed.
+
+        Where the engine tells, its word counts, and what it is about to tell. While the shared
+        state is away nothing is told: then this router's own placements count beside what it last
+        heard.
+        """
+        block, divisor = branch.identity.block_tokens, 1 if routed.is_exact else BYTES_PER_TOKEN
+        is_told = self._is_told(routed, member)
+        replica = member.replica
+        cached = pending = 0
+        for units, resident, placed, guessed in finds:
+            blocks = 0 if is_told and is_live else guessed.get(replica, 0)
+            overlap = resident.get(replica) if is_told else None
+            if overlap is not None and overlap.gpu_blocks > blocks:
+                blocks = overlap.gpu_blocks
+            if blocks:
+                cached += cached_tokens(blocks, block, units) // divisor
+            most = placed.get(replica, 0)
+            if most > blocks:
+                pending += cached_tokens(most, block, units) // divisor
+                pending -= cached_tokens(blocks, block, units) // divisor
+        cached += pending
+        if cached and is_told and member.capacity_tokens is not None:
+            room_tokens = self._know.footprints.room_tokens(
+                replica, member.capacity_tokens, branch.chains, block, routed.prompt_tokens
+            )
+            if room_tokens is not None and room_tokens < cached:
+                # Requests in flight push the rest out before this one gets its turn.
+                return room_tokens, min(pending, room_tokens)
+        return cached, pending
 
     def _occupy(self, routed: Routed, member: Member) -> Footprint:
         """Let the request count as in flight on ``member`` from now on, with what it takes up."""
@@ -298,41 +312,6 @@ class Chooser:
         replicas = [member.replica for member in candidates]
         block_tokens = branch.identity.block_tokens // (1 if routed.is_exact else BYTES_PER_TOKEN)
         return self._know.heat.observe(longest, routed.prompt_tokens, replicas, now_s, block_tokens)
-
-    def _snapshot(
-        self, candidates: Sequence[Member], warmth: Mapping[ReplicaId, Warmth], now_s: float
-    ) -> tuple[ReplicaView, ...]:
-        leases = self._know.leases
-        foreign = self._know.reader.foreign_leases()
-        views = []
-        for member in candidates:
-            replica = member.replica
-            inflight = leases.inflight(replica) + foreign.get(replica, NO_LEASES).inflight
-            warm = warmth.get(replica, COLD)
-            views.append(
-                ReplicaView(
-                    replica=replica,
-                    inflight=inflight,
-                    queued=unexplained_queue(member, inflight),
-                    recent_assignments=leases.recent(replica, now_s),
-                    cached_tokens=warm.cached,
-                    pending_tokens=warm.pending,
-                )
-            )
-        return tuple(views)
-
-    def _place(
-        self, routed: Routed, member: Member, now_s: float
-    ) -> list[tuple[Placements, Placement]]:
-        """Let the prompt count as resident on ``member`` from now on."""
-        know = self._know
-        is_told = self._is_told(routed, member)
-        books = (know.pending,) if is_told else (know.pending, know.guessed)
-        return [
-            (book, book.place(member.replica, chain, now_s))
-            for chain in self._branch(routed, member).chains
-            for book in books
-        ]
 
 
 def identity_of(routed: Routed, announced: ModelIdentity | None) -> ModelIdentity:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from prompt.model import Unroutable
+from router.tally import Spread, Tally
 from state.model import Rung
 
 if TYPE_CHECKING:
@@ -70,66 +71,85 @@ class Gauges(Collector):
             yield GaugeMetricFamily(f"warmroute_{name}", text, value=float(value))
 
 
+class Counts(Collector):
+    """Counters and histograms, read when scraped."""
+
+    def __init__(self, *kept: Tally | Spread) -> None:
+        self._kept = kept
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield each with its current values."""
+        return [one.metric() for one in self._kept]
+
+
 class Metrics:
     """The counters and histograms of one router process."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.gauges = Gauges()
         self.registry.register(self.gauges)
-        self._requests = Counter(
-            "warmroute_requests", "Requests by how they ended.", ["outcome", "code"],
-            registry=self.registry,
-        )  # fmt: skip
-        self._decisions = Counter(
-            "warmroute_decisions", "Decisions by reason.", ["reason"], registry=self.registry
+        self._requests = Tally(
+            "warmroute_requests", "Requests by how they ended.", ["outcome", "code"]
         )
-        self._unroutable = Counter(
-            "warmroute_unroutable_prompts", "Requests routed by load: no prefix could be computed.",
-            registry=self.registry,
-        )  # fmt: skip
-        self._retries = Counter(
-            "warmroute_retries", "Requests sent to another replica after a failure.",
-            registry=self.registry,
-        )  # fmt: skip
-        self._tokens = {
-            kind: Counter(f"warmroute_{kind}_tokens", text, registry=self.registry)
-            for kind, text in (
-                ("prompt", "Prompt tokens routed."),
-                ("predicted_cached", "Prompt tokens predicted to be cached."),
-                ("reported_cached", "Prompt tokens that engines reported as cached."),
+        self._decisions = Tally("warmroute_decisions", "Decisions by reason.", ["reason"])
+        self._unroutable = Tally(
+            "warmroute_unroutable_prompts", "Requests routed by load: no prefix could be computed."
+        )
+        self._retries = Tally(
+            "warmroute_retries", "Requests sent to another replica after a failure."
+        )
+        self._prompt_tokens = Tally("warmroute_prompt_tokens", "Prompt tokens routed.")
+        self._predicted_tokens = Tally(
+            "warmroute_predicted_cached_tokens", "Prompt tokens predicted to be cached."
+        )
+        self._reported_tokens = Tally(
+            "warmroute_reported_cached_tokens", "Prompt tokens that engines reported as cached."
+        )
+        self._ttft = Spread(
+            "warmroute_ttft_seconds",
+            "From the request's arrival to the first byte of the answer.",
+            TTFT_BUCKETS_S,
+        )
+        self._decision = Spread(
+            "warmroute_decision_seconds",
+            "Time to read the prompt and choose a replica.",
+            DECISION_BUCKETS_S,
+        )
+        self.registry.register(
+            Counts(
+                self._requests,
+                self._decisions,
+                self._unroutable,
+                self._retries,
+                self._prompt_tokens,
+                self._predicted_tokens,
+                self._reported_tokens,
+                self._ttft,
+                self._decision,
             )
-        }
-        self._ttft = Histogram(
-            "warmroute_ttft_seconds", "From the request's arrival to the first byte of the answer.",
-            buckets=TTFT_BUCKETS_S, registry=self.registry,
-        )  # fmt: skip
-        self._decision = Histogram(
-            "warmroute_decision_seconds", "Time to read the prompt and choose a replica.",
-            buckets=DECISION_BUCKETS_S, registry=self.registry,
-        )  # fmt: skip
+        )
 
     def decided(self, decision: Decision, duration_s: float) -> None:
         """Count one decision."""
-        self._decisions.labels(decision.reason.value).inc()
+        self._decisions.add(1, (decision.reason.value,))
         self._decision.observe(duration_s)
 
     def finished(self, record: DecisionRecord) -> None:
         """Count one ended request."""
-        self._requests.labels(record.outcome, f"{record.status // 100}xx").inc()
-        if record.unroutable not in (None, Unroutable.LOAD_ONLY):
-            self._unroutable.inc()
-        if len(record.attempts) > 1:
-            self._retries.inc(len(record.attempts) - 1)
+        self._requests.add(1, (record.outcome, f"{record.status // 100}xx"))
+        if record.unroutable is not None and record.unroutable != Unroutable.LOAD_ONLY:
+            self._unroutable.add()
+        attempts = record.attempts
+        if attempts:
+            self._prompt_tokens.add(record.prompt_tokens)
+            self._predicted_tokens.add(attempts[-1].decision.predicted_cached_tokens)
+            if len(attempts) > 1:
+                self._retries.add(len(attempts) - 1)
         if record.ttft_s is not None:
             self._ttft.observe(record.ttft_s)
-        if record.attempts:
-            self._tokens["prompt"].inc(record.prompt_tokens)
-            last = record.attempts[-1].decision
-            self._tokens["predicted_cached"].inc(last.predicted_cached_tokens)
         if record.reported_cached_tokens is not None:
-            self._tokens["reported_cached"].inc(record.reported_cached_tokens)
+            self._reported_tokens.add(record.reported_cached_tokens)
 
     def render(self) -> bytes:
         """Return the text that ``/metrics`` answers."""
