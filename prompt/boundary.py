@@ -68,15 +68,29 @@ class Shape(Struct, frozen=True, kw_only=True):
     def cut_before(self, text: str, low: int, high: int) -> int | None:
         """Return the last cut between ``low`` and ``high``, looking back a bounded way only."""
         low = max(low, high - _SEARCH_BACK_CHARS)
-        last = None
         # A cut is known by the character after it: that one must lie before ``high``, too.
-        for match in self._cuts.finditer(text, low, high):
-            last = match.end()
-        return last
+        space = text.rfind(" ", low + 1, high)
+        while space > low and not self._ends(text[space - 1]):
+            space = text.rfind(" ", low + 1, space)
+        if self.is_stripping:
+            return space if space > low else None
+        line = text.rfind("\n", max(low, space) + 1, high - 1)
+        while line > low and not (_is_letter(text[line + 1]) and not text[line - 1].isspace()):
+            line = text.rfind("\n", max(low, space) + 1, line)
+        cut = max(space, line + 1 if line > low else 0)
+        return cut if cut > low else None
+
+    def _ends(self, char: str) -> bool:
+        """Return whether a match ends with ``char`` before a space."""
+        return char.isalnum() and char.isascii() if self.is_stripping else not char.isspace()
 
     @property
     def _cuts(self) -> re.Pattern[str]:
         return _CUT_BESIDE_STRIPPING if self.is_stripping else _CUT
+
+
+def _is_letter(char: str) -> bool:
+    return char.isalnum() and not char.isdecimal()
 
 
 def shape_of(definition: dict[str, Any]) -> Shape | None:

@@ -17,7 +17,6 @@ from prompt.model import PromptTokens, TemplateFailureError, Unroutable, Unrouta
 from prompt.request import decode_completion
 from prompt.template import ChatTemplate
 from prompt.tokenizer import Tokenizer, TokenizerFiles, read_tokenizer_files
-from state.prefix import pack_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -196,7 +195,7 @@ class TokenizerCodec:
 
     def text_tokens(self, text: str, *, add_special_tokens: bool = True) -> bytes:
         """See ``Codec``."""
-        return pack_tokens(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return self._tokenizer.packed(text, add_special_tokens=add_special_tokens)
 
     def text_prompt(self, text: str, *, add_special_tokens: bool) -> PromptTokens:
         """See ``PrefixCodec``."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from prompt.engine import Engine
 
 PIECE_CHARS: Final = 1024
+SHORT_CHARS: Final = 8 * 1024
+"""More new text than this is mostly a new conversation: its words are not known yet."""
 DEFAULT_CACHE_BYTES: Final = 128 * 1024 * 1024
 
 
@@ -140,7 +142,8 @@ class SegmentCache:
         return cuts
 
     def _pieces(self, text: str, ends: Sequence[int]) -> list[bytes]:
-        packed = self._engine.packed
+        engine = self._engine
+        packed = engine.packed_short if len(text) <= SHORT_CHARS else engine.packed
         first, pieces = 0, []
         for end in ends:
             pieces.append(packed(text[first:end]))

@@ -16,7 +16,7 @@ import msgspec
 from prompt.boundary import shape_of
 from prompt.engine import Engine, load_pipeline
 from prompt.model import CodecLoadError, PromptTokens
-from prompt.segment import DEFAULT_CACHE_BYTES, SegmentCache
+from prompt.segment import DEFAULT_CACHE_BYTES, SHORT_CHARS, SegmentCache
 from state.prefix import pack_tokens
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Tokenizer:
         """Return the ids of ``text``; special tokens that it spells out count as such."""
         cache = self.framed if add_special_tokens else self.plain
         if cache is None or len(text) < MIN_CACHED_CHARS:
-            packed = pack_tokens(self.encode(text, add_special_tokens=add_special_tokens))
+            packed = self.packed(text, add_special_tokens=add_special_tokens)
             return PromptTokens(packed=packed, is_exact=True)
         return PromptTokens(run=cache.encode(text).tokens, is_exact=True)
 
@@ -109,6 +109,12 @@ class Tokenizer:
         if not add_special_tokens:
             return self._engine.ids(text)
         return self._engine.slow_ids(text, add_special_tokens=True)
+
+    def packed(self, text: str, *, add_special_tokens: bool) -> bytes:
+        """Return the same, packed."""
+        if not add_special_tokens and len(text) <= SHORT_CHARS:
+            return self._engine.packed_short(text)
+        return pack_tokens(self.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text that clients see: without special tokens."""

@@ -85,6 +85,14 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
+def unpack_tokens(packed: bytes) -> list[int]:
+    """Return the ids that ``pack_tokens`` packed."""
+    ids = array("I" if array("I").itemsize == TOKEN_BYTES else "L", packed)
+    if sys.byteorder == "big":  # pragma: no cover - exercised on big-endian machines only
+        ids.byteswap()
+    return ids.tolist()
+
+
 def chain_of(
     root: BlockId, packed_tokens: bytes, block_tokens: int, seed: int
 ) -> tuple[BlockId, ...]:

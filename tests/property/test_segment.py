@@ -184,6 +184,10 @@ class CountingEngine:
         self.chars += len(text)
         return self._engine.packed(text)
 
+    def packed_short(self, text: str) -> bytes:
+        self.chars += len(text)
+        return self._engine.packed_short(text)
+
 
 @pytest.mark.parametrize("char", [" ", "\n", "a", "!", "你"])
 def test_a_hostile_run_has_the_ids_of_the_whole(char: str) -> None:

@@ -1,0 +1,125 @@
+"""ASCII texts by their words have the ids of the whole, and cuts are where the pattern says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from prompt.boundary import (
+    _CUT,
+    _CUT_BESIDE_STRIPPING,
+    GPT2_PATTERN,
+    LLAMA3_PATTERN,
+    O200K_PATTERN,
+    QWEN2_PATTERN,
+    Shape,
+    shape_of,
+)
+from prompt.engine import Engine, load_pipeline
+from prompt.word import MAX_WORDS, WordTable
+from state.prefix import pack_tokens
+from support.tokenizer import SPECIAL_TOKENS, write_tokenizer
+
+if TYPE_CHECKING:
+    import pytest
+
+PATTERNS = (GPT2_PATTERN, LLAMA3_PATTERN, O200K_PATTERN, QWEN2_PATTERN)
+PIECES = (
+    *SPECIAL_TOKENS, "<|im_", "|>", "<", "the", "The", "THE", "quick", "'s", "'LL", "'d", "don't",
+    " ", "  ", "   ", "\n", "\r\n", "\n\n", "\t", "\x0b", "\x1c", "\x1f", "\x00", "\x7f", "0", "12",
+    "3456",
+    ".", "...", "/", "//", "_", "{}", "(a)", "fooBarBAZ", "aB", "Ab", "x", "Z",
+)  # fmt: skip
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
+CUT_CHARS = "aZ9\u00b2_ \n\r\t\u00e9\u2028\x1c.\u0663\u4e2d"
+
+
+def engine_of(pattern: str, **changes: Any) -> tuple[Any, Engine]:
+    with TemporaryDirectory() as folder:
+        raw = (write_tokenizer(Path(folder)) / "tokenizer.json").read_bytes()
+    definition: dict[str, Any] = dict(msgspec.json.decode(raw)) | changes
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    definition["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [split, byte_level | {"use_regex": False}],
+    }
+    pipeline = load_pipeline(msgspec.json.encode(definition), "generated")
+    return pipeline, Engine(pipeline, definition, shape_of(definition))
+
+
+ENGINES = {pattern: engine_of(pattern) for pattern in PATTERNS}
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(PATTERNS), TEXTS | st.text(st.characters(max_codepoint=127), max_size=60))
+@example(O200K_PATTERN, "fooBarBAZ'll/\n/x")
+@example(QWEN2_PATTERN, "a   b\n\n  c \t d")
+def test_the_words_of_a_text_have_its_ids(pattern: str, text: str) -> None:
+    pipeline, engine = ENGINES[pattern]
+    whole = pipeline.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    assert engine._words is not None
+    assert engine._words.packed(text) == pack_tokens(whole)
+    assert engine.packed_short(text) == pack_tokens(whole)
+
+
+def test_other_text_goes_another_way() -> None:
+    pipeline, engine = ENGINES[QWEN2_PATTERN]
+    text = "na\u00efve caf\u00e9"
+    assert engine._words is not None
+    assert engine._words.packed(text) is None
+    whole = pipeline.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    assert engine.packed_short(text) == pack_tokens(whole)
+
+
+def test_a_table_that_gives_other_ids_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prompt.word._CLASSES", ((r"\p{L}", "[a-z]"), (r"\p{N}", "[0-9]")))
+    _, engine = engine_of(GPT2_PATTERN)
+    assert engine._words is None
+
+
+def test_words_are_bounded() -> None:
+    asked: list[str] = []
+
+    def encode(word: str) -> bytes:
+        asked.append(word)
+        return pack_tokens(word.encode())
+
+    table = WordTable(GPT2_PATTERN, {}, encode)
+    text = "".join(f" a{'b' * (number % 20)}{number:x}" for number in range(40_000))
+    table.packed(text)
+    assert len(table._word.__self__) <= MAX_WORDS  # type: ignore[attr-defined]
+    table.packed(" stays")
+    before = len(asked)
+    table.packed(" stays stays")
+    assert len(asked) == before
+    table.packed(" " + "x" * 60)
+    table.packed(" " + "x" * 60)
+    assert len(asked) == before + 2
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.text(CUT_CHARS, max_size=14), st.integers(0, 14), st.integers(0, 14), st.booleans())
+def test_the_last_cut_is_the_last_match(
+    text: str,
+    low: int,
+    high: int,
+    is_stripping: bool,  # noqa: FBT001 - drawn
+) -> None:
+    low, high = sorted((min(low, len(text)), min(high, len(text))))
+    shape = Shape(pattern="", is_nfc=False, is_stripping=is_stripping, added={}, are_plain=True)
+    cuts = _CUT_BESIDE_STRIPPING if is_stripping else _CUT
+    last = None
+    for match in cuts.finditer(text, low, high):
+        last = match.end()
+    assert shape.cut_before(text, low, high) == last
