@@ -67,6 +67,8 @@ class Shape(Struct, frozen=True, kw_only=True):
 
     def cut_before(self, text: str, low: int, high: int) -> int | None:
         """Return the last cut between ``low`` and ``high``, looking back a bounded way only."""
+        if high <= low:
+            return None
         low = max(low, high - _SEARCH_BACK_CHARS)
         # A cut is known by the character after it: that one must lie before ``high``, too.
         space = text.rfind(" ", low + 1, high)

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 PATTERNS = (GPT2_PATTERN, LLAMA3_PATTERN, O200K_PATTERN, QWEN2_PATTERN)
 PIECES = (
     *SPECIAL_TOKENS, "<|im_", "|>", "<", "the", "The", "THE", "quick", "'s", "'LL", "'d", "don't",
-    " ", "  ", "   ", "\n", "\r\n", "\n\n", "\t", "\x0b", "\x1c", "\x1f", "\x00", "\x7f", "0", "12",
-    "3456",
-    ".", "...", "/", "//", "_", "{}", "(a)", "fooBarBAZ", "aB", "Ab", "x", "Z",
+    " ", "  ", "   ", "\n", "\r\n", "\n\n", "\t", "\x0b", "\x1c", "\x1f", "\x00", "\x7f",
+    "0", "12", "3456", ".", "...", "/", "//", "_", "{}", "(a)", "fooBarBAZ", "aB", "Ab", "x", "Z",
 )  # fmt: skip
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 CUT_CHARS = "aZ9\u00b2_ \n\r\t\u00e9\u2028\x1c.\u0663\u4e2d"
