@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MAX_FAST_CHARS: Final = 16 * 1024
 """Longer texts without a cut are hostile or rare; ``tiktoken`` panics on a million spaces."""
+MAX_PIECE_CHARS: Final = 256
+"""Pieces up to here are beyond what makes ``tiktoken`` fail."""
 _PANIC: Final = "PanicException"
 _BATCH: Final = 4096
 _PROBED_ENTRIES: Final = 20_000
@@ -79,6 +81,12 @@ class Engine:
         packed = self._words.packed(text) if self._words is not None else None
         return self.packed(text) if packed is None else packed
 
+    def _piece(self, text: str) -> bytes:
+        """Return the packed ids of one ASCII piece, which holds no added token."""
+        if self._fast is None or len(text) > MAX_PIECE_CHARS:
+            return self.packed(text)
+        return pack_tokens(self._fast.encode_ordinary(text))
+
     def slow_ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids by ``tokenizers``."""
         try:
@@ -126,7 +134,7 @@ class Engine:
         if shape is None or not shape.are_plain:
             return None
         added = {content: pack_tokens((token,)) for content, token in shape.added.items()}
-        probed = WordTable(shape.pattern, added, self.packed)
+        probed = WordTable(shape.pattern, added, self._piece)
 
         def looked_up(text: str) -> list[int] | None:
             packed = probed.packed(text)
@@ -134,7 +142,7 @@ class Engine:
 
         if not self._is_proved(definition, looked_up):
             return None
-        return WordTable(shape.pattern, added, self.packed)
+        return WordTable(shape.pattern, added, self._piece)
 
 
 def _tried(fast: Any, text: str, added: frozenset[str]) -> list[int] | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MAX_WORDS: Final = 65_536
 MAX_WORD_CHARS: Final = 48
 """Longer pieces are rarely seen again."""
+_WIDE_SPACES: Final = ("  ", "\n ", "\t ", "\r ", "\x0b ", "\x0c ")
 _CLASSES: Final = (
     (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", "[A-Z]"),
     (r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", "[a-z]"),
@@ -56,7 +57,7 @@ class _Words(dict[str, bytes]):
 
 
 class WordTable:
-    """The pieces of one vocabulary. ``encode`` gives the packed ids of one piece.
+    """The words of one vocabulary. ``encode`` gives the packed ids of text without added tokens.
 
     ``added`` maps the contents of added tokens to packed ids. They must be found by one search for
     the leftmost content, whatever stands around it (``Shape.are_plain``).
@@ -66,7 +67,8 @@ class WordTable:
         self, pattern: str, added: Mapping[str, bytes], encode: Callable[[str], bytes]
     ) -> None:
         self._find = re.compile(ascii_pattern(pattern)).findall
-        self._word = _Words(encode).__getitem__
+        self._piece = _Words(encode).__getitem__
+        self._spaced = _Words(lambda word: encode(" " + word)).__getitem__
         self._added = dict(added)
         leads = {content[0] for content in added}
         self._lead = leads.pop() if len(leads) == 1 else ""
@@ -77,16 +79,31 @@ class WordTable:
         if not text.isascii():
             return None
         if self._lead and self._lead not in text:
-            return b"".join(map(self._word, self._find(text)))
+            return self._words(text)
         parts: list[bytes] = []
         position = 0
         for begin, end in self._found(text):
             if begin > position:
-                parts += map(self._word, self._find(text[position:begin]))
+                parts.append(self._words(text[position:begin]))
             parts.append(self._added[text[begin:end]])
             position = end
-        parts += map(self._word, self._find(text[position:]))
+        parts.append(self._words(text[position:]))
         return b"".join(parts)
+
+    def _words(self, text: str) -> bytes:
+        """Return the ids of a text without added tokens.
+
+        A space after another character than white space begins a piece (``prompt.boundary``): where
+        all do, a word and the space before it are looked up at once.
+        """
+        for two in _WIDE_SPACES:
+            if two in text:
+                return self._pieces(text)
+        first, *words = text.split(" ")
+        return self._pieces(first) + b"".join(map(self._spaced, words))
+
+    def _pieces(self, text: str) -> bytes:
+        return b"".join(map(self._piece, self._find(text)))
 
     def _found(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield where added tokens stand in ``text``."""

@@ -95,9 +95,10 @@ def test_words_are_bounded() -> None:
         return pack_tokens(word.encode())
 
     table = WordTable(GPT2_PATTERN, {}, encode)
-    text = "".join(f" a{'b' * (number % 20)}{number:x}" for number in range(40_000))
-    table.packed(text)
-    assert len(table._word.__self__) <= MAX_WORDS  # type: ignore[attr-defined]
+    table.packed("".join(f" a{'b' * (number % 20)}{number:x}" for number in range(70_000)))
+    table.packed("".join(f"  a{'b' * (number % 20)}{number:x}" for number in range(70_000)))
+    for kept in (table._piece, table._spaced):
+        assert 0 < len(kept.__self__) <= MAX_WORDS  # type: ignore[attr-defined]
     table.packed(" stays")
     before = len(asked)
     table.packed(" stays stays")

@@ -46,7 +46,7 @@ async def test_a_connection_that_fails_to_close_leaves_no_lease(
         decision=Decision(replica=A, reason=Reason.LOAD, predicted_cached_tokens=0, candidates=()),
         lease=leases.acquire(A, 100, 0.0),
         book=placements,
-            placements=[placements.place(A, blocks(0, 1), 0.0)],
+        placements=[placements.place(A, blocks(0, 1), 0.0)],
         footprint=footprints.take(A, (blocks(0, 1),), 64, 130, 0),
         is_told=True,
     )
