@@ -12,10 +12,11 @@ import logging
 import random
 import secrets
 import signal
+import sys
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, structs
 
@@ -50,6 +51,11 @@ if TYPE_CHECKING:
     from state.model import ReplicaId
 
 _log = logging.getLogger(__name__)
+
+GC_THRESHOLDS: Final = (20_000, 20, 100)
+"""A request makes some 500 objects, hardly any of them in cycles: looked at less often."""
+SWITCH_S: Final = 0.0005
+"""How long a thread that tokenizes a long prompt may keep the event loop waiting."""
 
 STATE_TIMEOUT_S = 1.0
 """Patient, as no request waits for the state store; by then the view is called stale anyway."""
@@ -200,6 +206,7 @@ async def _serve_until_told(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain: not ready, still accepting, finish."""
     keep_large_blocks()
+    sys.setswitchinterval(SWITCH_S)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -215,6 +222,7 @@ async def _serve_until_told(
         # What lives as long as the process is not looked at again by every collection.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         ready()
         await stop.wait()
         await _drain(app, clients)
