@@ -37,7 +37,7 @@ def draw_near_best(
 
     The order of ``candidates`` does not matter. Raises ValueError when there are none.
     """
-    limit = min(candidate.score for candidate in candidates) + tie_margin
+    limit = min([candidate.score for candidate in candidates]) + tie_margin
     near = [candidate for candidate in candidates if candidate.score <= limit]
     if len(near) == 1:
         return near[0]

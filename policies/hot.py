@@ -101,6 +101,9 @@ class HeatMap:
         if self._sketch is None:
             self._sketch = self._new_sketch(now_s)
         sketch, window_s = self._sketch, self._settings.burst_window_s
+        if prompt_tokens < self._settings.min_prefix_tokens:
+            sketch.count((), now_s)  # too short to be hot, but one more of all
+            return None
         path = sketch.count(chain, now_s)
         if len(replicas) < 2:  # noqa: PLR2004 - one replica leaves nothing to spread over
             return None

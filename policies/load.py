@@ -15,9 +15,10 @@ def assumed_queues(fleet: tuple[ReplicaView, ...]) -> list[float]:
     An unknown queue counts as the mean of the known ones: 0 would draw all traffic to the replica
     that went silent. Where no engine reports, the leases are all there is, and each counts 0.
     """
-    known = [view.queued for view in fleet if view.queued is not None]
+    queues = [view.queued for view in fleet]
+    known = [queue for queue in queues if queue is not None]
     unknown = sum(known) / len(known) if known else 0.0
-    return [unknown if view.queued is None else float(view.queued) for view in fleet]
+    return [unknown if queue is None else float(queue) for queue in queues]
 
 
 def mean_of(values: list[float]) -> float:

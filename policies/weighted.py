@@ -64,17 +64,17 @@ class Weighted(
         per_request = self.w_queue / max(1.0, mean_of(loads))
         per_token = self.w_prefix / self.tokens_scale
         mean_recent = max(1.0, mean_of([view.recent_assignments for view in fleet]))
+        per_share = self.w_recent
         scored = []
         for view, load in zip(fleet, loads, strict=True):
             queue = per_request * load
             prefix = per_token * _uncached_tokens(request, view)
-            recent = self.w_recent * min(RECENT_RATIO_CAP, view.recent_assignments / mean_recent)
+            recent = per_share * min(RECENT_RATIO_CAP, view.recent_assignments / mean_recent)
+            terms = {"queue": queue, "prefix": prefix, "recent": recent}
+            score = queue + prefix + recent
             scored.append(
                 Candidate(
-                    replica=view.replica,
-                    score=queue + prefix + recent,
-                    terms={"queue": queue, "prefix": prefix, "recent": recent},
-                    cached_tokens=view.cached_tokens,
+                    replica=view.replica, score=score, terms=terms, cached_tokens=view.cached_tokens
                 )
             )
         return tuple(scored)
@@ -93,7 +93,7 @@ def _uncached_tokens(request: RoutingRequest, view: ReplicaView) -> int:
 
 
 def _reason(winner: Candidate, candidates: tuple[Candidate, ...]) -> Reason:
-    most_cached_tokens = max(candidate.cached_tokens for candidate in candidates)
+    most_cached_tokens = max([candidate.cached_tokens for candidate in candidates])
     if most_cached_tokens == 0:
         return Reason.LOAD
     return Reason.PREFIX if winner.cached_tokens == most_cached_tokens else Reason.SPILL

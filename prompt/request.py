@@ -173,9 +173,7 @@ def some_messages(raw: Raw) -> list[dict[str, Any]]:
 
 def tools_and_options(head: ChatHead) -> tuple[list[dict[str, Any]] | None, dict[str, Any]]:
     """Decode what else decides the text of a chat."""
-    tools = decoded_part(_objects_decoder, head.tools, "tools")
-    check_depth(tools, "tools")
-    return tools, _options_of(head)
+    return _some_of(_objects_decoder, head.tools, "tools"), _options_of(head)
 
 
 def decode_completion(body: bytes) -> CompletionCall:
@@ -265,18 +263,24 @@ def _typed(raw: bytes, wanted: type[_T]) -> _T:
     return decoded(msgspec.json.Decoder(wanted), raw, "prompt")
 
 
+def _some_of(decoder: msgspec.json.Decoder[_T | None], raw: Raw, name: str) -> _T | None:
+    """Decode an optional value of any shape; most bodies have none."""
+    if raw is _NO_VALUE:
+        return None
+    value = decoded_part(decoder, raw, name)
+    check_depth(value, name)
+    return value
+
+
 def _options_of(head: ChatHead) -> dict[str, Any]:
-    name = "chat_template_kwargs"
-    kwargs = decoded_part(_object_decoder, head.chat_template_kwargs, name) or {}
-    check_depth(kwargs, name)
+    kwargs = _some_of(_object_decoder, head.chat_template_kwargs, "chat_template_kwargs") or {}
     options: dict[str, Any] = {
         "add_generation_prompt": head.add_generation_prompt,
         "continue_final_message": head.continue_final_message,
         "add_special_tokens": head.add_special_tokens,
         "chat_template_kwargs": kwargs,
     }
-    documents = decoded_part(_objects_decoder, head.documents, "documents")
-    check_depth(documents, "documents")
+    documents = _some_of(_objects_decoder, head.documents, "documents")
     if documents is not None:
         options["documents"] = documents
     if head.reasoning_effort is not None:
