@@ -151,7 +151,7 @@ class ClientConnection(asyncio.Protocol):
         if request.refusal is not None:
             self._finish(request, error_response(request.refusal))
             return
-        self._task = self._loop.create_task(self._answer(request))
+        self._task = asyncio.Task(self._answer(request), loop=self._loop, name="request")
         if self._has_eof:
             self._loop.call_soon(self._give_up)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
     from router.upstream import Endpoint, UpstreamPool
 
 VERSIONS = frozenset({"1.0", "1.1"})
+INTERIM_STATUSES = frozenset(range(100, 200)) - {101}
+"""Those that are swallowed: a switch of protocols is none of them."""
+FINAL_STATUSES = frozenset(range(200, 600))
 WRITE_WHOLE_BYTES = 64 * 1024
 """Up to here head and body are joined for one write; above, the copy costs more than it saves."""
 
@@ -307,10 +309,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._has_head:
             return
         status = self._parser.get_status_code()
-        if (
-            HTTPStatus.CONTINUE <= status < HTTPStatus.OK
-            and status != HTTPStatus.SWITCHING_PROTOCOLS
-        ):
+        if status in INTERIM_STATUSES:
             self._is_interim = True
             return
         self._has_head = True
@@ -323,7 +322,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._is_complete = True
 
     def _checked_head(self, status: int) -> ReplyHead:
-        if not HTTPStatus.OK <= status < 600:  # noqa: PLR2004
+        if status not in FINAL_STATUSES:
             message = f"the replica answered with status {status}"
             raise ReplicaProtocolError(message)
         received = tuple(self._headers)

@@ -39,30 +39,19 @@ _OK = 200
 class Exchange:
     """The sink of the replica's response; settles exactly once."""
 
-    __slots__ = (
-        "_added",
-        "_connection",
-        "_has_body_begun",
-        "_has_ended",
-        "_is_paused",
-        "_last_news_s",
-        "_loop",
-        "_on_first_byte",
-        "_outbound",
-        "_paused_bytes",
-        "_paused_s",
-        "_pool",
-        "_request",
-        "_sent_s",
-        "done",
-        "error",
-        "first_byte_s",
-        "hand",
-        "observer",
-        "outcome",
-        "reason",
-        "stream",
-    )
+    observer: StreamObserver | BodyObserver | None = None
+    stream: StreamObserver | None = None
+    first_byte_s: float | None = None
+    hand: ClientStream | None = None
+    error: ReplicaError | None = None
+    outcome: Outcome = "done"
+    reason = "complete"
+    _connection: UpstreamConnection | None = None
+    _has_body_begun = False
+    _has_ended = False
+    _is_paused = False
+    _paused_s = 0.0
+    _paused_bytes = 0
 
     def __init__(
         self,
@@ -78,21 +67,6 @@ class Exchange:
         self._added = added
         self._on_first_byte = on_first_byte
         self._loop = asyncio.get_running_loop()
-        self._connection: UpstreamConnection | None = None
-        self.observer: StreamObserver | BodyObserver | None = None
-        self.stream: StreamObserver | None = None
-        self._has_body_begun = False
-        self._has_ended = False
-        self._is_paused = False
-        self._paused_s = 0.0
-        self._paused_bytes = 0
-        self._last_news_s = 0.0
-        self._sent_s = 0.0
-        self.first_byte_s: float | None = None
-        self.hand: ClientStream | None = None
-        self.error: ReplicaError | None = None
-        self.outcome: Outcome = "done"
-        self.reason = "complete"
 
     async def run(self, connection: UpstreamConnection, head: bytes) -> None:
         """Send the request and wait until the exchange is settled."""

@@ -32,7 +32,8 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _NAME_BYTES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BAD_VALUE_BYTE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _BAD_LINE_BYTE = re.compile(rb"[\x00-\x20\x7f]")
-_DIGITS = re.compile(rb"[0-9]{1,18}")
+_LINES = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+: [\t\x20-\x7e\x80-\xff]*\r\n)*")
+_DIGITS_MOST = 18
 
 _HOP_BY_HOP = frozenset(
     {
@@ -67,6 +68,9 @@ _NOT_DOWNSTREAM = _HOP_BY_HOP | {
 }
 _NOMINATION_PROOF = frozenset({b"authorization", b"content-type", b"content-encoding", b"date"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_NO_CONTENT = 204
+_NOT_MODIFIED = 304
+_METHODS = _WITH_BODY | {"GET", "HEAD"}
 _STATUS_LINES = {
     (is_http10, int(status)): b"HTTP/1.%d %d %b\r\n"
     % (not is_http10, status, status.phrase.encode("ascii"))
@@ -160,8 +164,8 @@ def request_head(
         own += f"Content-Length: {body_bytes}\r\n"
     line = target.encode("utf-8", "surrogateescape")
     verb = method.encode("latin-1", "replace")
-    is_plain = _BAD_LINE_BYTE.search(line) is None and _NAME_BYTES.fullmatch(verb) is not None
-    if not is_plain or not line:
+    is_token = method in _METHODS or _NAME_BYTES.fullmatch(verb) is not None
+    if not is_token or not line or _BAD_LINE_BYTE.search(line) is not None:
         message = "the request line holds a control character"
         raise ClientError(message)
     return b"%b %b HTTP/1.1\r\nHost: %b\r\n%b%b\r\n" % (
@@ -191,12 +195,12 @@ def body_framing(
         if length is None:
             message = "the response has no single valid Content-Length"
             raise ReplicaProtocolError(message)
-    if status == HTTPStatus.NO_CONTENT:
+    if status == _NO_CONTENT:
         if codings or length:
             message = "the response has status 204 and a body"
             raise ReplicaProtocolError(message)
         return "none", None
-    if method == "HEAD" or status == HTTPStatus.NOT_MODIFIED:
+    if method == "HEAD" or status == _NOT_MODIFIED:
         return "none", length
     if codings:
         return "chunked", None
@@ -206,7 +210,8 @@ def body_framing(
 def content_length(lengths: Sequence[bytes]) -> int | None:
     """Return the number in the values of Content-Length; None where it is not one plain number."""
     value = lengths[0].strip(b" \t")
-    return int(value) if len(lengths) == 1 and _DIGITS.fullmatch(value) else None
+    is_plain = len(lengths) == 1 and value.isdigit() and len(value) <= _DIGITS_MOST
+    return int(value) if is_plain else None
 
 
 def date_line(dates: Sequence[bytes], now: Callable[[], bytes]) -> bytes:
@@ -226,11 +231,12 @@ def added_lines(added: Iterable[tuple[str, str]]) -> bytes:
 
     A replica's headers of these names never pass. Raises ReplicaProtocolError for unsafe ones.
     """
-    flat = [part.encode("latin-1", "replace") for pair in added for part in pair]
-    if not _is_clean(flat):
+    text = "".join([f"{name}: {value}\r\n" for name, value in added])
+    lines = text.encode("latin-1", "replace")
+    if _LINES.fullmatch(lines) is None:
         message = "a header of the router holds a control character"
         raise ReplicaProtocolError(message)
-    return header_lines(flat)
+    return lines
 
 
 def response_head(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from router.error import BodyTooLargeError, ClientError
-from router.request import ClientHeaders, Request, body_length, check_line, read_headers
+from router.request import Request, RequestHead, body_length, read_head
 
 if TYPE_CHECKING:
     from router.config import LimitSettings
@@ -29,6 +29,7 @@ _HEAD_END = b"\r\n\r\n"
 _SPLIT_BYTES = len(_HEAD_END) - 1
 _LENGTH_NAME = b"content-length"
 _LENGTH_NAME_BYTES = len(_LENGTH_NAME)
+_TOO_LARGE = f"expected a head of at most {HEAD_BYTES} bytes"
 _MALFORMED = "expected a well-formed HTTP/1.1 request"
 
 
@@ -45,6 +46,7 @@ class Intake:
         "_headers",
         "_incoming",
         "_known",
+        "_known_key",
         "_lengths",
         "_limits",
         "_parser",
@@ -60,7 +62,8 @@ class Intake:
         self._limits = limits
         self._parser = HttpRequestParser(self)
         self._rest = bytearray()
-        self._known: ClientHeaders | None = None
+        self._known_key: tuple[bytes, bytes, str, tuple[tuple[bytes, bytes], ...]] | None = None
+        self._known: RequestHead | None = None
         self._incoming: Request | None = None
         self._queue: deque[Request] = deque()
         self._framing_bytes = 0
@@ -114,22 +117,27 @@ class Intake:
         return not self.is_ended and (request is None or not request.is_complete)
 
     def _parse(self, data: bytes) -> None:
+        """Parse up to the end of a request: in pieces that end with its head and its body."""
         at, total = 0, len(data)
         while at < total and self._is_wanted():
-            end = self._piece_end(data, at)
-            self._parse_piece(data if end - at == total else memoryview(data)[at:end], end - at)
+            incoming = self._incoming
+            if incoming is None:
+                end = self._head_end(data, at)
+                self._head_bytes += end - at
+            elif incoming.declared_bytes is None:
+                end = min(total, at + PIECE_BYTES)
+                self._framing_bytes += end - at
+            else:
+                end = min(total, at + incoming.declared_bytes - incoming.received_bytes)
+            if end - at <= PIECE_BYTES:
+                self._parse_piece(data[at:end])
+            else:
+                self._parse_piece(memoryview(data)[at:end])
+            if incoming is not None and self._framing_bytes and incoming is self._incoming:
+                self._check_framing(incoming)
             at = end
         if at < total and not self.is_ended:
             self._rest += memoryview(data)[at:]
-
-    def _piece_end(self, data: bytes, at: int) -> int:
-        """Return where the head, the sized body or the piece of a chunked body ends."""
-        incoming, total = self._incoming, len(data)
-        if incoming is None:
-            return self._head_end(data, at)
-        if incoming.declared_bytes is None:
-            return min(total, at + PIECE_BYTES)
-        return min(total, at + incoming.declared_bytes - incoming.received_bytes)
 
     def _head_end(self, data: bytes, at: int) -> int:
         tail = self._tail
@@ -144,12 +152,7 @@ class Intake:
         self._tail = (tail + data[max(at, len(data) - _SPLIT_BYTES) :])[-_SPLIT_BYTES:]
         return len(data)
 
-    def _parse_piece(self, piece: bytes | memoryview, piece_bytes: int) -> None:
-        before = self._incoming
-        if before is None:
-            self._head_bytes += piece_bytes
-        elif before.declared_bytes is None:
-            self._framing_bytes += piece_bytes
+    def _parse_piece(self, piece: bytes | memoryview) -> None:
         try:
             self._parser.feed_data(piece)
         except HttpParserUpgrade:  # the request is answered as if it had not asked
@@ -158,16 +161,13 @@ class Intake:
             cause = error.__context__
             self._refuse(cause if isinstance(cause, ClientError) else ClientError(_MALFORMED))
         else:
-            self._check_bounds(before)
-
-    def _check_bounds(self, before: Request | None) -> None:
-        if self._incoming is None:
             if self._head_bytes > HEAD_BYTES:
-                self._refuse(ClientError(f"expected a head of at most {HEAD_BYTES} bytes"))
-        elif self._incoming is before and before.declared_bytes is None:
-            content_bytes = before.received_bytes
-            if self._framing_bytes - content_bytes > FRAMING_BYTES + content_bytes:
-                self._refuse(ClientError("the body has more framing than content"))
+                self._refuse(ClientError(_TOO_LARGE))
+
+    def _check_framing(self, incoming: Request) -> None:
+        content_bytes = incoming.received_bytes
+        if self._framing_bytes - content_bytes > FRAMING_BYTES + content_bytes:
+            self._refuse(ClientError("the body has more framing than content"))
 
     def _refuse(self, error: ClientError) -> None:
         """Make the error the answer to what was being received, in its turn."""
@@ -203,24 +203,26 @@ class Intake:
         """Make a request of the head; raises ClientError out of the parser."""
         parser = self._parser
         if self._head_bytes > HEAD_BYTES:
-            message = f"expected a head of at most {HEAD_BYTES} bytes"
-            raise ClientError(message)
-        method, target = parser.get_method().decode("ascii"), self._target.decode("latin-1")
-        version = parser.get_http_version()
-        check_line(method, target, version)
-        received = tuple(self._headers)
-        headers = self._known
-        if headers is None or headers.received != received:
-            headers = self._known = read_headers(received)
-        declared_bytes = body_length(headers, self._lengths, version)
-        request = Request(
-            method,
-            target,
-            headers,
-            declared_bytes,
-            is_http10=version == "1.0",
-            keep_alive=parser.should_keep_alive() and not parser.should_upgrade(),
+            raise ClientError(_TOO_LARGE)
+        key = (
+            parser.get_method(),
+            self._target,
+            parser.get_http_version(),
+            tuple(self._headers),
         )
+        head = self._known
+        if head is None or key != self._known_key:  # clients repeat theirs
+            method, target, version, received = key
+            keep_alive = parser.should_keep_alive() and not parser.should_upgrade()
+            head = read_head(
+                method.decode("ascii"),
+                target.decode("latin-1"),
+                version,
+                received,
+                keep_alive=keep_alive,
+            )
+            self._known, self._known_key = head, key
+        request = Request(head, body_length(head.headers, self._lengths))
         self._begin()
         self._framing_bytes = 0
         self._incoming = request

@@ -94,8 +94,10 @@ def read_headers(received: RawHeaders) -> ClientHeaders:
     )
 
 
-def check_line(method: str, target: str, version: str) -> None:
-    """Refuse request lines that mean another protocol or another role; raises ClientError."""
+def read_head(
+    method: str, target: str, version: str, received: RawHeaders, *, keep_alive: bool
+) -> RequestHead:
+    """Return the head; raises ClientError for what means another protocol or another role."""
     if version not in {"1.0", "1.1"}:
         message = "expected HTTP/1.0 or HTTP/1.1"
         raise UnsupportedVersionError(message)
@@ -108,84 +110,74 @@ def check_line(method: str, target: str, version: str) -> None:
     if not target.startswith("/") or len(target) > LINE_BYTES:
         message = f"expected a path of at most {LINE_BYTES} bytes"
         raise ClientError(message)
-
-
-def body_length(headers: ClientHeaders, lengths: Sequence[bytes], version: str) -> int | None:
-    """Return how many body bytes follow, None where chunks tell; raises ClientError."""
+    headers = read_headers(received)
     if headers.hosts != 1 and (headers.hosts or version == "1.1"):
         message = "Host: expected exactly one"
         raise ClientError(message)
-    if headers.transfer_coding:
-        if headers.transfer_coding != "chunked" or version == "1.0":
-            message = "Transfer-Encoding: expected chunked, from HTTP/1.1 on"
-            raise UnsupportedFramingError(message)
-        if lengths:
-            message = "expected one of Content-Length and Transfer-Encoding"
-            raise ClientError(message)
-        return None
-    length = content_length(lengths) if lengths else 0
-    if length is None:
-        message = "Content-Length: expected one number"
+    if headers.transfer_coding and (headers.transfer_coding != "chunked" or version == "1.0"):
+        message = "Transfer-Encoding: expected chunked, from HTTP/1.1 on"
+        raise UnsupportedFramingError(message)
+    return RequestHead(
+        method=method,
+        target=target,
+        path=target.partition("?")[0],
+        headers=headers,
+        is_http10=version == "1.0",
+        keep_alive=keep_alive,
+    )
+
+
+def body_length(headers: ClientHeaders, lengths: Sequence[bytes]) -> int | None:
+    """Return how many body bytes follow, None where chunks tell; raises ClientError."""
+    if not lengths:
+        return None if headers.transfer_coding else 0
+    length = content_length(lengths)
+    if length is None or headers.transfer_coding:
+        message = "Content-Length: expected one number, and no Transfer-Encoding"
         raise ClientError(message)
     return length
+
+
+class RequestHead(Struct, frozen=True, kw_only=True):
+    """A head without the length of the body; ``path`` is the target without its query."""
+
+    method: str
+    target: str
+    path: str
+    headers: ClientHeaders
+    is_http10: bool
+    keep_alive: bool
 
 
 class Request:
     """One request; whoever reads its bytes fills in the body.
 
-    ``refusal`` is the answer to what is no request and has none of its parts.
-    ``declared_bytes`` is None for a chunked body. ``stream`` is the response once one was begun.
+    ``declared_bytes`` is the length of the body, None for a chunked one. ``refusal`` is the answer
+    to what is no request. ``stream`` is the response once one was begun.
     """
 
-    __slots__ = (
-        "_fault",
-        "_parts",
-        "_waiter",
-        "connection",
-        "declared_bytes",
-        "headers",
-        "is_complete",
-        "is_http10",
-        "keep_alive",
-        "method",
-        "path",
-        "received_bytes",
-        "refusal",
-        "stream",
-        "target",
-    )
-
     connection: ClientConnection
+    refusal: RouterError | None = None
+    stream: ClientStream | None = None
+    is_complete = False
+    received_bytes = 0
+    _fault: ClientError | None = None
+    _waiter: asyncio.Future[None] | None = None
 
-    def __init__(
-        self,
-        method: str,
-        target: str,
-        headers: ClientHeaders,
-        declared_bytes: int | None,
-        *,
-        is_http10: bool,
-        keep_alive: bool,
-    ) -> None:
-        self.method = method
-        self.target = target
-        self.path = target.partition("?")[0]
-        self.headers = headers
+    def __init__(self, head: RequestHead, declared_bytes: int | None) -> None:
+        self.method = head.method
+        self.target = head.target
+        self.path = head.path
+        self.headers = head.headers
+        self.is_http10 = head.is_http10
+        self.keep_alive = head.keep_alive
         self.declared_bytes = declared_bytes
-        self.is_http10 = is_http10
-        self.keep_alive = keep_alive
-        self.refusal: RouterError | None = None
-        self.stream: ClientStream | None = None
-        self.is_complete = False
-        self.received_bytes = 0
         self._parts: list[bytes] = []
-        self._fault: ClientError | None = None
-        self._waiter: asyncio.Future[None] | None = None
 
     @classmethod
     def refused(cls, error: RouterError) -> Request:
         """Return what stands for bytes that are no request."""
-        request = cls("GET", "", _NO_HEADERS, 0, is_http10=False, keep_alive=False)
+        request = cls(_NO_HEAD, 0)
         request.refusal = error
         return request
 
@@ -243,4 +235,11 @@ class Request:
         return self.connection.peer
 
 
-_NO_HEADERS = read_headers(())
+_NO_HEAD = RequestHead(
+    method="GET",
+    target="",
+    path="",
+    headers=read_headers(()),
+    is_http10=False,
+    keep_alive=False,
+)
