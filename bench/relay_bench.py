@@ -26,11 +26,17 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
+from router.body import read_body
+from router.config import LimitSettings
 from router.relay import RelayRequest, relay
+from router.server import Server
 from router.upstream import Endpoint, UpstreamPool, UpstreamSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable
+
+    from router.client import Answer
+    from router.request import Request
 
 ROUNDS = 3
 REQUESTS = 2_000
@@ -80,25 +86,26 @@ async def replica(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-def hybrid(port: int) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
-    """Return the relay as a handler."""
+def relaying(port: int) -> Server:
+    """Return the relay as a server."""
     pool = UpstreamPool(UpstreamSettings())
     endpoint = Endpoint("127.0.0.1", port)
+    limits = LimitSettings()
 
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(request: Request) -> Answer:
         outbound = RelayRequest(
             method=request.method,
-            target=request.raw_path,
-            headers=request.raw_headers,
-            body=await request.read(),
+            target=request.target,
+            headers=request.headers,
+            body=await read_body(request, limits),
             request_id="bench",
         )
         return (await relay(request, outbound, endpoint, pool, (), lambda: None)).response
 
-    return handle
+    return Server(lambda _: handle, limits)
 
 
-def plain(port: int) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+def plain(port: int) -> web.Server:
     """Return the usual aiohttp proxy: client session in, stream response out."""
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
@@ -118,22 +125,19 @@ def plain(port: int) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse
             await response.write_eof()
             return response
 
-    return handle
+    return web.Server(handle, handler_cancellation=True, auto_decompress=False, access_log=None)
 
 
-PROXIES = {"warmroute relay": hybrid, "aiohttp server + client": plain}
+PROXIES: dict[str, Callable[[int], Callable[[], asyncio.Protocol]]] = {
+    "warmroute relay": relaying,
+    "aiohttp server + client": plain,
+}
 
 
 async def serve(name: str, replica_port: int) -> None:
     """Run one proxy: print its port, then its CPU seconds for each line on stdin."""
-    server = web.Server(
-        PROXIES[name](replica_port),
-        handler_cancellation=True,
-        auto_decompress=False,
-        access_log=None,
-    )
     loop = asyncio.get_running_loop()
-    listener = await loop.create_server(server, "127.0.0.1", 0)
+    listener = await loop.create_server(PROXIES[name](replica_port), "127.0.0.1", 0)
     print(listener.sockets[0].getsockname()[1], flush=True)
     while await loop.run_in_executor(None, sys.stdin.readline):
         used = resource.getrusage(resource.RUSAGE_SELF)

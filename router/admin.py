@@ -14,13 +14,13 @@ from router.server import LOAD_PATHS, PREFIX_PATHS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from aiohttp import web
-
+    from router.client import Handler
     from router.fleet import FleetTable, Member
     from router.health import Health
     from router.metrics import Metrics
     from router.proxy import Proxy
-    from router.server import Handler
+    from router.reply import Response
+    from router.request import Request
     from router.trace import DecisionTrace
     from state.lease import LeaseBook
     from state.model import ReplicaId
@@ -51,11 +51,11 @@ class Admin:
         self._parts = parts
         self.is_draining = False
 
-    async def livez(self, _: web.BaseRequest) -> web.StreamResponse:
+    async def livez(self, _: Request) -> Response:
         """Answer that the process runs and its event loop turns."""
         return own_response(b"ok\n", "text/plain; charset=utf-8")
 
-    async def readyz(self, _: web.BaseRequest) -> web.StreamResponse:
+    async def readyz(self, _: Request) -> Response:
         """Answer 200 when requests can be served: not draining, and some replica is up."""
         parts = self._parts
         members = parts.fleet.members().values()
@@ -72,11 +72,11 @@ class Admin:
         }
         return json_response(state, status=200 if is_ready else 503)
 
-    async def metrics(self, _: web.BaseRequest) -> web.StreamResponse:
+    async def metrics(self, _: Request) -> Response:
         """Answer the metrics in Prometheus text form."""
         return own_response(self._parts.metrics.render(), CONTENT_TYPE)
 
-    async def models(self, _: web.BaseRequest) -> web.StreamResponse:
+    async def models(self, _: Request) -> Response:
         """Answer the models of all live replicas, merged, in the OpenAI shape."""
         parts = self._parts
         names = sorted(parts.fleet.live_models(parts.health))
@@ -85,7 +85,7 @@ class Admin:
         ]
         return json_response({"object": "list", "data": cards})
 
-    async def replicas(self, _: web.BaseRequest) -> web.StreamResponse:
+    async def replicas(self, _: Request) -> Response:
         """Answer every replica with what the router knows of it."""
         holdings = self._parts.holdings()
         members = self._parts.fleet.members().values()
@@ -108,9 +108,9 @@ class Admin:
             "capacity_tokens": member.capacity_tokens,
         }
 
-    async def decisions(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def decisions(self, request: Request) -> Response:
         """Answer the last decisions, newest first; ``?limit=`` says how many."""
-        query = parse_qs(request.raw_path.partition("?")[2])
+        query = parse_qs(request.target.partition("?")[2])
         limit = query.get("limit", [str(DECISIONS_DEFAULT)])[0]
         is_short_number = limit.isdecimal() and len(limit) <= LIMIT_DIGITS
         if not is_short_number or not 1 <= int(limit) <= DECISIONS_MOST:
@@ -118,9 +118,9 @@ class Admin:
             raise ClientError(message, param="limit")
         return json_response(list(self._parts.trace.latest(int(limit))))
 
-    async def decision(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def decision(self, request: Request) -> Response:
         """Answer one decision by request id (the router's or the client's)."""
-        request_id = request.raw_path.partition("?")[0].rpartition("/")[2]
+        request_id = request.path.rpartition("/")[2]
         record = self._parts.trace.find(request_id)
         if record is None:
             message = "request id: not among the decisions kept"

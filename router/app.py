@@ -216,9 +216,9 @@ async def _serve_until_told(
             tasks.create_task(supervise("health", app.health.run), name="health"),
             tasks.create_task(supervise("upkeep", app.upkeep.run), name="upkeep"),
         ]
-        await clients.start(client_routes(app.proxy, app.admin))
+        await clients.start(client_routes(app.proxy, app.admin), app.config.limits)
         if operators is not None:
-            await operators.start(admin_routes(app.admin))
+            await operators.start(admin_routes(app.admin), app.config.limits)
         # What lives as long as the process is not looked at again by every collection.
         gc.collect()
         gc.freeze()

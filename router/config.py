@@ -70,8 +70,13 @@ class UpstreamTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a client may send, and how long it may take."""
+    """What a client may send, and how long it may take.
 
+    ``connections`` bounds those that are open on one listener; more are answered with 503.
+    """
+
+    connections: PositiveInt = 16_384
+    head_deadline_s: PositiveFloat = 10.0
     body_bytes: PositiveInt = 8 * 1024 * 1024
     body_deadline_s: PositiveFloat = 30.0
 

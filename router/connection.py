@@ -9,28 +9,65 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from msgspec import Struct
 
 from router.error import ReplicaClosedError, ReplicaError, ReplicaProtocolError
-from router.header import Framing, RawHeaders, body_framing
+from router.header import Framing, RawHeaders, body_framing, header_value, response_lines
 
 if TYPE_CHECKING:
     from router.upstream import Endpoint, UpstreamPool
 
 VERSIONS = frozenset({"1.0", "1.1"})
+INTERIM_STATUSES = frozenset(range(100, 200)) - {101}
+"""Those that are swallowed: a switch of protocols is none of them."""
+FINAL_STATUSES = frozenset(range(200, 600))
 WRITE_WHOLE_BYTES = 64 * 1024
 """Up to here head and body are joined for one write; above, the copy costs more than it saves."""
+
+
+class ReplyHeaders(Struct, frozen=True, kw_only=True):
+    """What a replica's headers say, Content-Length and Date apart: it repeats the others.
+
+    ``lines`` are what goes on to the client; ``transfer_codings`` are in lower case.
+    """
+
+    received: RawHeaders
+    lines: bytes
+    transfer_codings: tuple[bytes, ...]
+    content_type: bytes
+    content_coding: bytes
+    retry_after: bytes
+
+
+def read_headers(received: RawHeaders) -> ReplyHeaders:
+    """Return what the headers say; raises ReplicaProtocolError for unsafe ones."""
+
+    def value(name: bytes, default: bytes) -> bytes:
+        return (header_value(received, name) or default).strip().lower()
+
+    return ReplyHeaders(
+        received=received,
+        lines=response_lines(received),
+        transfer_codings=tuple(
+            value.strip(b" \t").lower()
+            for name, value in received
+            if name.lower() == b"transfer-encoding"
+        ),
+        content_type=value(b"content-type", b""),
+        content_coding=value(b"content-encoding", b"identity"),
+        retry_after=value(b"retry-after", b""),
+    )
 
 
 class ReplyHead(Struct, frozen=True):
     """The head of a final response; ``content_length`` is None where there is none."""
 
     status: int
-    headers: RawHeaders
+    headers: ReplyHeaders
+    dates: list[bytes]
     framing: Framing
     content_length: int | None
 
@@ -63,6 +100,7 @@ class UpstreamConnection(asyncio.Protocol):
     """One connection to a replica, at most one request at a time."""
 
     __slots__ = (
+        "_dates",
         "_framing",
         "_fresh_head",
         "_has_answered",
@@ -73,6 +111,8 @@ class UpstreamConnection(asyncio.Protocol):
         "_is_discarded",
         "_is_interim",
         "_is_paused",
+        "_known",
+        "_lengths",
         "_method",
         "_parser",
         "_parts",
@@ -93,6 +133,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser = HttpResponseParser(self)
         self._sink: ReplySink | None = None
         self._parts: list[bytes] = []
+        self._known: ReplyHeaders | None = None
         self._requests_sent = 0
         self._is_paused = False
         self._is_discarded = False
@@ -100,7 +141,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _begin(self, method: str) -> None:
         self._method = method
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._begin_head()
         self._framing: Framing = "none"
         self._fresh_head: ReplyHead | None = None
         self._refusal: ReplicaProtocolError | None = None
@@ -111,6 +152,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_complete = False
         self._will_keep_alive = False
         self._silent_bytes = 0
+
+    def _begin_head(self) -> None:
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._lengths: list[bytes] = []
+        self._dates: list[bytes] = []
 
     # What its user calls.
 
@@ -248,7 +294,14 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect the head's headers; trailers are dropped."""
-        if not self._has_head:
+        if self._has_head:
+            return
+        lower = name.lower()
+        if lower == b"content-length":
+            self._lengths.append(value)
+        elif lower == b"date":
+            self._dates.append(value)
+        else:
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -256,10 +309,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._has_head:
             return
         status = self._parser.get_status_code()
-        if (
-            HTTPStatus.CONTINUE <= status < HTTPStatus.OK
-            and status != HTTPStatus.SWITCHING_PROTOCOLS
-        ):
+        if status in INTERIM_STATUSES:
             self._is_interim = True
             return
         self._has_head = True
@@ -272,20 +322,25 @@ class UpstreamConnection(asyncio.Protocol):
             self._is_complete = True
 
     def _checked_head(self, status: int) -> ReplyHead:
-        headers = tuple(self._headers)
-        if not HTTPStatus.OK <= status < 600:  # noqa: PLR2004
+        if status not in FINAL_STATUSES:
             message = f"the replica answered with status {status}"
             raise ReplicaProtocolError(message)
-        head_bytes = sum(len(name) + len(value) for name, value in headers)
-        if head_bytes > self._pool.settings.head_limit_bytes:
-            message = "the replica sent too large a head"
-            raise ReplicaProtocolError(message)
+        received = tuple(self._headers)
+        headers = self._known
+        if headers is None or headers.received != received:
+            head_bytes = sum(len(name) + len(value) for name, value in received)
+            if head_bytes > self._pool.settings.head_limit_bytes:
+                message = "the replica sent too large a head"
+                raise ReplicaProtocolError(message)
+            headers = self._known = read_headers(received)
         version = self._parser.get_http_version()
         if version not in VERSIONS:
             message = f"the replica answered with HTTP/{version}"
             raise ReplicaProtocolError(message)
-        self._framing, length = body_framing(self._method, status, version, headers)
-        return ReplyHead(status, headers, self._framing, length)
+        self._framing, length = body_framing(
+            self._method, status, version, self._lengths, headers.transfer_codings
+        )
+        return ReplyHead(status, headers, self._dates, self._framing, length)
 
     def on_body(self, data: bytes) -> None:
         """Collect body bytes until the read callback hands them over together."""
@@ -296,7 +351,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Mark the end of the response, or of an interim one that is swallowed."""
         if self._is_interim:
             self._is_interim = False
-            self._headers = []
+            self._begin_head()
         elif not self._is_complete and self._refusal is None:
             self._is_complete = True
             self._will_keep_alive = self._parser.should_keep_alive()

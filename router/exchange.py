@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
-from aiohttp.http import HttpVersion11
-
 from router.error import (
     ReplicaBusyError,
     ReplicaClosedError,
@@ -20,17 +18,16 @@ from router.error import (
     ReplicaTimeoutError,
     error_event,
 )
-from router.header import header_value, response_head
+from router.header import date_line, response_head
 from router.observer import BodyObserver, StreamObserver
-from router.wire import HandedOver
+from router.wire import ClientStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiohttp import web
-
     from router.connection import ReplyHead, UpstreamConnection
     from router.relay import RelayRequest
+    from router.request import Request
     from router.upstream import UpstreamPool
 
 Outcome = Literal["done", "failed", "cancelled"]
@@ -42,38 +39,26 @@ _OK = 200
 class Exchange:
     """The sink of the replica's response; settles exactly once."""
 
-    __slots__ = (
-        "_added",
-        "_connection",
-        "_has_body_begun",
-        "_has_ended",
-        "_is_paused",
-        "_last_news_s",
-        "_loop",
-        "_on_first_byte",
-        "_outbound",
-        "_paused_bytes",
-        "_paused_s",
-        "_pool",
-        "_request",
-        "_sent_s",
-        "_timer",
-        "done",
-        "error",
-        "first_byte_s",
-        "hand",
-        "observer",
-        "outcome",
-        "reason",
-        "stream",
-    )
+    observer: StreamObserver | BodyObserver | None = None
+    stream: StreamObserver | None = None
+    first_byte_s: float | None = None
+    hand: ClientStream | None = None
+    error: ReplicaError | None = None
+    outcome: Outcome = "done"
+    reason = "complete"
+    _connection: UpstreamConnection | None = None
+    _has_body_begun = False
+    _has_ended = False
+    _is_paused = False
+    _paused_s = 0.0
+    _paused_bytes = 0
 
     def __init__(
         self,
-        request: web.BaseRequest,
+        request: Request,
         outbound: RelayRequest,
         pool: UpstreamPool,
-        added: tuple[tuple[bytes, bytes], ...],
+        added: bytes,
         on_first_byte: Callable[[], None],
     ) -> None:
         self._request = request
@@ -82,22 +67,6 @@ class Exchange:
         self._added = added
         self._on_first_byte = on_first_byte
         self._loop = asyncio.get_running_loop()
-        self._connection: UpstreamConnection | None = None
-        self.observer: StreamObserver | BodyObserver | None = None
-        self.stream: StreamObserver | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._has_body_begun = False
-        self._has_ended = False
-        self._is_paused = False
-        self._paused_s = 0.0
-        self._paused_bytes = 0
-        self._last_news_s = 0.0
-        self._sent_s = 0.0
-        self.first_byte_s: float | None = None
-        self.hand: HandedOver | None = None
-        self.error: ReplicaError | None = None
-        self.outcome: Outcome = "done"
-        self.reason = "complete"
 
     async def run(self, connection: UpstreamConnection, head: bytes) -> None:
         """Send the request and wait until the exchange is settled."""
@@ -105,9 +74,7 @@ class Exchange:
         self.error = None
         self._connection = connection
         self._sent_s = self._last_news_s = self._loop.time()
-        self._timer = self._loop.call_later(
-            min(self._tick_s(), self._pool.settings.first_byte_timeout_s), self._on_timer
-        )
+        self._pool.watch.add(self)
         connection.send(self, self._outbound.method, head, self._outbound.body)
         try:
             await self.done
@@ -116,7 +83,7 @@ class Exchange:
                 self.hand.abort()
             raise
         finally:
-            self._timer.cancel()
+            self._pool.watch.discard(self)
             connection.abandon(self)
 
     # The sink.
@@ -173,37 +140,34 @@ class Exchange:
     def _commit(self, head: ReplyHead) -> bytes:
         """Decide about framing and keep-alive, make the response, return its head."""
         request = self._request
-        is_http10 = request.version < HttpVersion11
+        is_http10 = request.is_http10
         framing = head.framing
         if framing in {"chunked", "close"}:
             framing = "close" if is_http10 else "chunked"
         keep_alive = self._outbound.allows_keep_alive and request.keep_alive and framing != "close"
         head_bytes = response_head(
             head.status,
-            head.headers,
+            b"%b%b%b" % (head.headers.lines, date_line(head.dates, self._pool.date), self._added),
             framing=framing,
             length=head.content_length,
             is_http10=is_http10,
             keep_alive=keep_alive,
-            added=self._added,
-            date=self._pool.http_date,
         )
-        self.hand = HandedOver(request, head.status, framing, keep_alive=keep_alive)
+        self.hand = ClientStream(request, head.status, framing, keep_alive=keep_alive)
         self._observe(head)
         return head_bytes
 
     def _observe(self, head: ReplyHead) -> None:
         """Choose what watches the body: nothing where its bytes cannot be read as text."""
-        kind = (header_value(head.headers, b"content-type") or b"").lower()
-        coding = header_value(head.headers, b"content-encoding")
-        if head.framing == "none" or (coding or b"identity").lower() != b"identity":
+        headers = head.headers
+        if head.framing == "none" or headers.content_coding != b"identity":
             return
-        if kind.startswith(b"text/event-stream") and head.status == _OK:
+        if headers.content_type.startswith(b"text/event-stream") and head.status == _OK:
             self.observer = self.stream = StreamObserver(self._outbound.done_marker)
-        elif kind.startswith(b"application/json"):
+        elif headers.content_type.startswith(b"application/json"):
             self.observer = BodyObserver()
 
-    def _pass_on(self, hand: HandedOver, head: bytes, data: bytes) -> None:
+    def _pass_on(self, hand: ClientStream, head: bytes, data: bytes) -> None:
         if not hand.send(head, data):
             self._leave()
             return
@@ -224,7 +188,7 @@ class Exchange:
 
     # Back-pressure.
 
-    def _pause(self, hand: HandedOver) -> None:
+    def _pause(self, hand: ClientStream) -> None:
         if self._is_paused:
             return
         self._is_paused = True
@@ -252,14 +216,8 @@ class Exchange:
 
     # Time.
 
-    def _tick_s(self) -> float:
-        """Return the longest pause between two looks: no limit that begins later is shorter."""
-        settings = self._pool.settings
-        return min(settings.chunk_idle_timeout_s, settings.write_stall_timeout_s)
-
-    def _on_timer(self) -> None:
-        """Look at the one limit that counts now; set once a stream, not once a chunk."""
-        now_s = self._loop.time()
+    def look(self, now_s: float) -> None:
+        """Act on the one limit that counts now, if it is reached."""
         settings = self._pool.settings
         if self._is_paused and self.hand is not None:
             unsent_bytes = self.hand.unsent_bytes
@@ -271,9 +229,8 @@ class Exchange:
         else:
             due_s = self._sent_s + settings.first_byte_timeout_s
         if now_s < due_s:
-            due_s = min(due_s, now_s + self._tick_s())
-            self._timer = self._loop.call_at(due_s, self._on_timer)
-        elif self._is_paused and self.hand is not None:
+            return
+        if self._is_paused and self.hand is not None:
             self.hand.break_off(b"")
             self._settle("cancelled", "write_stall")
         elif self.hand is None:
@@ -324,5 +281,5 @@ class Exchange:
 
 def _retry_after_s(head: ReplyHead) -> int | None:
     """Return Retry-After where it is a number of seconds."""
-    value = (header_value(head.headers, b"retry-after") or b"").strip()
+    value = head.headers.retry_after
     return int(value) if value.isdigit() and len(value) < 7 else None  # noqa: PLR2004

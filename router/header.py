@@ -4,6 +4,7 @@ Pure functions on raw ``(name, value)`` pairs; order, case and duplicates stay a
 Hop-by-hop headers and whatever ``Connection`` nominates end here (RFC 9110, 7.6.1), except headers
 that a sender must not be able to remove by nominating them. Framing is always computed, never
 copied. Nothing is written before all bytes of the head were found free of control characters.
+What passes is worked out apart from the rest of a head, as peers repeat their headers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _NAME_BYTES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BAD_VALUE_BYTE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _BAD_LINE_BYTE = re.compile(rb"[\x00-\x20\x7f]")
-_DIGITS = re.compile(rb"[0-9]{1,18}")
+_LINES = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+: [\t\x20-\x7e\x80-\xff]*\r\n)*")
+_DIGITS_MOST = 18
 
 _HOP_BY_HOP = frozenset(
     {
@@ -57,18 +59,31 @@ _NOT_UPSTREAM = _HOP_BY_HOP | {
     b"x-real-ip",
     b"x-request-id",
 }
-_NOT_DOWNSTREAM = _HOP_BY_HOP | {b"content-length", b"server", b"set-cookie", b"x-request-id"}
+_NOT_DOWNSTREAM = _HOP_BY_HOP | {
+    b"content-length",
+    b"date",
+    b"server",
+    b"set-cookie",
+    b"x-request-id",
+}
 _NOMINATION_PROOF = frozenset({b"authorization", b"content-type", b"content-encoding", b"date"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-_PHRASES = {int(status): status.phrase for status in HTTPStatus}
+_NO_CONTENT = 204
+_NOT_MODIFIED = 304
+_METHODS = _WITH_BODY | {"GET", "HEAD"}
+_STATUS_LINES = {
+    (is_http10, int(status)): b"HTTP/1.%d %d %b\r\n"
+    % (not is_http10, status, status.phrase.encode("ascii"))
+    for status in HTTPStatus
+    for is_http10 in (False, True)
+}
 
 
-def accepted_request_id(headers: Iterable[tuple[bytes, bytes]], mint: Callable[[], str]) -> str:
-    """Return the client's X-Request-Id where it sent one plain one, else a minted one."""
-    found = [value for name, value in headers if name.lower() == b"x-request-id"]
-    if len(found) == 1 and _REQUEST_ID.fullmatch(found[0]):
-        return found[0].decode("ascii")
-    return mint()
+def accepted_request_id(values: Sequence[bytes]) -> str | None:
+    """Return the client's X-Request-Id where it sent one plain one."""
+    if len(values) == 1 and _REQUEST_ID.fullmatch(values[0]):
+        return values[0].decode("ascii")
+    return None
 
 
 def _passing(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> list[bytes]:
@@ -93,132 +108,159 @@ def _passing(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) 
 
 def _is_clean(flat: Sequence[bytes]) -> bool:
     """Return whether names are tokens and values hold no control character besides a tab."""
-    return (
+    return not flat or (
         all(flat[::2])
         and _NAME_BYTES.fullmatch(b"".join(flat[::2])) is not None
         and _BAD_VALUE_BYTE.search(b"".join(flat[1::2])) is None
     )
 
 
-def _lines(flat: Sequence[bytes]) -> bytes:
-    """Return the header lines and the empty line after them."""
-    return (b"%b: %b\r\n" * (len(flat) // 2) + b"\r\n") % tuple(flat)
+def header_lines(flat: Sequence[bytes]) -> bytes:
+    """Return name, value, name, value... as header lines."""
+    return (b"%b: %b\r\n" * (len(flat) // 2)) % tuple(flat)
+
+
+def request_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the lines of a client's headers that go on; raises ClientError for unsafe ones."""
+    flat = _passing(headers, _NOT_UPSTREAM)
+    if not _is_clean(flat):
+        message = "a header has a name that is no token, or holds a control character"
+        raise ClientError(message)
+    return header_lines(flat)
+
+
+def response_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the lines of a replica's headers that go on, without Date.
+
+    Raises ReplicaProtocolError for unsafe ones.
+    """
+    flat = _passing(headers, _NOT_DOWNSTREAM)
+    if not _is_clean(flat):
+        message = "the response has a control character in a header"
+        raise ReplicaProtocolError(message)
+    return header_lines(flat)
 
 
 def request_head(
     method: str,
     target: str,
-    headers: Iterable[tuple[bytes, bytes]],
+    lines: bytes,
     *,
     host: str,
     body_bytes: int,
     request_id: str | None,
     peer: str | None,
 ) -> bytes:
-    """Return the head of the request to a replica; raises ClientError when it cannot be sent."""
-    flat = [b"Host", host.encode("ascii")]
-    flat += _passing(headers, _NOT_UPSTREAM)
+    """Return the head of the request to a replica; raises ClientError when it cannot be sent.
+
+    ``lines`` are those of ``request_lines``; the router's own go around them.
+    """
+    own = ""
     if request_id is not None:
-        flat += (b"X-Request-Id", request_id.encode("latin-1", "replace"))
+        own = f"X-Request-Id: {request_id}\r\n"
     if peer is not None:
-        flat += (b"X-Forwarded-For", peer.encode("latin-1", "replace"))
+        own += f"X-Forwarded-For: {peer}\r\n"
     if body_bytes or method in _WITH_BODY:
-        flat += (b"Content-Length", b"%d" % body_bytes)
+        own += f"Content-Length: {body_bytes}\r\n"
     line = target.encode("utf-8", "surrogateescape")
     verb = method.encode("latin-1", "replace")
-    is_plain = _BAD_LINE_BYTE.search(line) is None and _NAME_BYTES.fullmatch(verb) is not None
-    if not is_plain or not line or not _is_clean(flat):
-        message = "the request line or a header holds a control character"
+    is_token = method in _METHODS or _NAME_BYTES.fullmatch(verb) is not None
+    if not is_token or not line or _BAD_LINE_BYTE.search(line) is not None:
+        message = "the request line holds a control character"
         raise ClientError(message)
-    return b"%b %b HTTP/1.1\r\n%b" % (verb, line, _lines(flat))
+    return b"%b %b HTTP/1.1\r\nHost: %b\r\n%b%b\r\n" % (
+        verb,
+        line,
+        host.encode("ascii"),
+        lines,
+        own.encode("latin-1", "replace"),
+    )
 
 
 def body_framing(
-    method: str, status: int, version: str, headers: Iterable[tuple[bytes, bytes]]
+    method: str, status: int, version: str, lengths: Sequence[bytes], codings: Sequence[bytes]
 ) -> tuple[Framing, int | None]:
     """Return how the body of a response ends and its Content-Length, None where it has none.
 
-    Raises ReplicaProtocolError where two readers could disagree about the end (RFC 9112, 6.3).
+    ``lengths`` and ``codings`` are the values of Content-Length and, in lower case, of
+    Transfer-Encoding. Raises ReplicaProtocolError where two readers could disagree about the end
+    (RFC 9112, 6.3).
     """
-    lengths: list[bytes] = []
-    codings: list[bytes] = []
-    for name, value in headers:
-        lower = name.lower()
-        if lower == b"content-length":
-            lengths.append(value.strip(b" \t"))
-        elif lower == b"transfer-encoding":
-            codings.append(value.strip(b" \t").lower())
-    if codings and (codings != [b"chunked"] or lengths or version != "1.1"):
+    if codings and (tuple(codings) != (b"chunked",) or lengths or version != "1.1"):
         message = "the response has a transfer coding that cannot be passed on"
         raise ReplicaProtocolError(message)
-    if lengths and (len(lengths) > 1 or not _DIGITS.fullmatch(lengths[0])):
-        message = "the response has no single valid Content-Length"
-        raise ReplicaProtocolError(message)
-    length = int(lengths[0]) if lengths else None
-    if status == HTTPStatus.NO_CONTENT:
+    length = None
+    if lengths:
+        length = content_length(lengths)
+        if length is None:
+            message = "the response has no single valid Content-Length"
+            raise ReplicaProtocolError(message)
+    if status == _NO_CONTENT:
         if codings or length:
             message = "the response has status 204 and a body"
             raise ReplicaProtocolError(message)
         return "none", None
-    if method == "HEAD" or status == HTTPStatus.NOT_MODIFIED:
+    if method == "HEAD" or status == _NOT_MODIFIED:
         return "none", length
     if codings:
         return "chunked", None
     return ("close", None) if length is None else ("length", length)
 
 
-def response_head(  # noqa: PLR0913 - the parts of one message head
+def content_length(lengths: Sequence[bytes]) -> int | None:
+    """Return the number in the values of Content-Length; None where it is not one plain number."""
+    value = lengths[0].strip(b" \t")
+    is_plain = len(lengths) == 1 and value.isdigit() and len(value) <= _DIGITS_MOST
+    return int(value) if is_plain else None
+
+
+def date_line(dates: Sequence[bytes], now: Callable[[], bytes]) -> bytes:
+    """Return the line of the first of a replica's dates, of now where it sent none.
+
+    Raises ReplicaProtocolError for an unsafe one.
+    """
+    value = dates[0] if dates else now()
+    if _BAD_VALUE_BYTE.search(value) is not None:
+        message = "the response has a control character in its date"
+        raise ReplicaProtocolError(message)
+    return b"Date: %b\r\n" % value
+
+
+def added_lines(added: Iterable[tuple[str, str]]) -> bytes:
+    """Return the lines of what the router itself says in a response.
+
+    A replica's headers of these names never pass. Raises ReplicaProtocolError for unsafe ones.
+    """
+    text = "".join([f"{name}: {value}\r\n" for name, value in added])
+    lines = text.encode("latin-1", "replace")
+    if _LINES.fullmatch(lines) is None:
+        message = "a header of the router holds a control character"
+        raise ReplicaProtocolError(message)
+    return lines
+
+
+def response_head(
     status: int,
-    headers: Iterable[tuple[bytes, bytes]],
+    lines: bytes,
     *,
     framing: Framing,
     length: int | None,
     is_http10: bool,
     keep_alive: bool,
-    added: Sequence[tuple[bytes, bytes]],
-    date: Callable[[], str],
 ) -> bytes:
-    """Return the head of the response to the client; raises ReplicaProtocolError if unsafe.
-
-    ``added`` replace headers of the same name. ``date`` is asked where the replica sent no Date.
-    """
-    flat = _passing(headers, _NOT_DOWNSTREAM)
-    replaced = {name.lower() for name, _ in added}
-    names = [name.lower() for name in flat[::2]]
-    dates = names.count(b"date")
-    if dates > 1 or not replaced.isdisjoint(names):
-        flat = _unique(flat, replaced)
-    if not dates:
-        flat += (b"Date", date().encode("ascii"))
-    for pair in added:
-        flat += pair
+    """Return the head of a response to the client, all but ``lines`` being computed."""
+    line = _STATUS_LINES.get((is_http10, status))
+    if line is None:
+        line = b"HTTP/1.%d %d \r\n" % (not is_http10, status)
     if framing == "chunked":
-        flat += (b"Transfer-Encoding", b"chunked")
+        lines += b"Transfer-Encoding: chunked\r\n"
     elif length is not None:
-        flat += (b"Content-Length", b"%d" % length)
+        lines += b"Content-Length: %d\r\n" % length
     if not keep_alive:
-        flat += (b"Connection", b"close")
+        lines += b"Connection: close\r\n"
     elif is_http10:
-        flat += (b"Connection", b"keep-alive")
-    if not _is_clean(flat):
-        message = "the response has a control character in a header"
-        raise ReplicaProtocolError(message)
-    version = b"HTTP/1.0" if is_http10 else b"HTTP/1.1"
-    phrase = _PHRASES.get(status, "").encode("ascii")
-    return b"%b %d %b\r\n%b" % (version, status, phrase, _lines(flat))
-
-
-def _unique(flat: list[bytes], replaced: set[bytes]) -> list[bytes]:
-    """Return the headers without those that are replaced and with the first Date only."""
-    gone = set(replaced)
-    kept: list[bytes] = []
-    for name, value in zip(flat[::2], flat[1::2], strict=True):
-        lower = name.lower()
-        if lower not in gone:
-            kept += (name, value)
-        if lower == b"date":
-            gone.add(lower)
-    return kept
+        lines += b"Connection: keep-alive\r\n"
+    return b"%b%b\r\n" % (line, lines)
 
 
 def header_value(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes | None:

@@ -6,15 +6,13 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING
 
-from router.config import ConfigError, split_address
-from router.server import RouteTable, build_server
+from router.config import ConfigError, LimitSettings, split_address
+from router.server import RouteTable, Server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aiohttp import web
-
-    from router.server import Handler
+    from router.client import Handler
 
 BACKLOG = 1024
 CLOSE_S = 0.5
@@ -37,24 +35,30 @@ class Listener:
             raise ConfigError(message) from None
         bound_port = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if is_ipv6 else host}:{bound_port}"
-        self._server: web.Server | None = None
+        self._server: Server | None = None
         self._accepting: asyncio.Server | None = None
 
-    async def start(self, routes: Mapping[str, Mapping[str, Handler]]) -> None:
+    async def start(
+        self,
+        routes: Mapping[str, Mapping[str, Handler]],
+        limits: LimitSettings = LimitSettings(),  # noqa: B008 - frozen
+    ) -> None:
         """Serve ``routes`` to whoever connects."""
-        self._server = build_server(RouteTable(routes))
+        self._server = Server(RouteTable(routes), limits)
         loop = asyncio.get_running_loop()
         self._accepting = await loop.create_server(self._server, sock=self._socket, backlog=BACKLOG)
 
     def stop_accepting(self) -> None:
-        """Take no new connections; those that are open go on."""
+        """Take no new connections; those that are open go on, each to its next answer."""
         if self._accepting is not None:
             self._accepting.close()
         self._socket.close()
+        if self._server is not None:
+            self._server.stop()
 
     async def close(self) -> None:
         """End every connection; requests that still run are cancelled after a moment."""
         self.stop_accepting()
         if self._server is not None:
-            await self._server.shutdown(timeout=CLOSE_S)
+            await self._server.close(CLOSE_S)
             self._server = None

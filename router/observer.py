@@ -76,6 +76,8 @@ def _object_at(data: bytes, start: int) -> bytes:
 
 def parse_usage(data: bytes) -> Usage | None:
     """Return the last usage object in ``data``; None when there is none or it is not one."""
+    if b'"usage"' not in data:  # much faster than the expression
+        return None
     start: int | None = None
     for match in _USAGE.finditer(data):
         start = match.end() - 1

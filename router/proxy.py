@@ -25,7 +25,6 @@ from router.error import (
     ReplicaUnreachableError,
     RouterError,
 )
-from router.header import accepted_request_id
 from router.relay import RelayRequest, relay
 from router.reply import error_response
 from router.server import DONE_PATHS, PREFIX_PATHS
@@ -35,17 +34,18 @@ from state.lease import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiohttp import web
-
     from prompt.reader import PromptReader
     from router.chooser import Choice, Chooser, Routed
+    from router.client import Answer
     from router.config import Config
     from router.fleet import FleetTable
     from router.health import Health
     from router.metrics import Metrics
     from router.relay import Relayed
+    from router.request import Request
     from router.trace import DecisionTrace
     from router.upstream import UpstreamPool
+    from router.wire import ClientStream
     from state.model import ReplicaId
     from state.store import FleetReader
 
@@ -125,15 +125,15 @@ class Proxy:
         """Wait until no request is open."""
         await self._idle.wait()
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: Request) -> Answer:
         """Answer one request; every end is accounted exactly once."""
         parts = self._parts
         request_id = parts.mint_id()
-        client_id = accepted_request_id(request.raw_headers, lambda: request_id)
+        client_id = request.headers.request_id
         call = Call(
             request_id=request_id,
-            client_request_id=client_id if client_id != request_id else None,
-            path=request.raw_path.partition("?")[0],
+            client_request_id=client_id,
+            path=request.path,
             started_s=parts.clock(),
             started_unix_s=parts.unix_clock(),
         )
@@ -144,7 +144,7 @@ class Proxy:
         except RouterError as error:
             call.status = error.status
             call.outcome = "refused" if isinstance(error, ClientError) else "failed"
-            return error_response(error, client_id)
+            return error_response(error, client_id or request_id)
         except Exception:
             call.status, call.outcome = RouterError.status, "failed"
             raise
@@ -154,7 +154,7 @@ class Proxy:
                 self._idle.set()
             self._account(call)
 
-    async def _serve(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
+    async def _serve(self, request: Request, call: Call) -> ClientStream:
         parts = self._parts
         body = await read_body(request, parts.config.limits)
         began_s = parts.clock()
@@ -200,8 +200,8 @@ class Proxy:
         raise NoReplicaError(message)
 
     async def _attempt(
-        self, request: web.BaseRequest, body: bytes, call: Call, choice: Choice
-    ) -> web.StreamResponse:
+        self, request: Request, body: bytes, call: Call, choice: Choice
+    ) -> ClientStream:
         """Relay to the chosen replica; give back what the choice took, whatever happens."""
         outcome = Outcome.CANCELLED
         reason: str | None = "client left"
@@ -239,15 +239,13 @@ class Proxy:
             )
 
     @staticmethod
-    def _outbound(
-        request: web.BaseRequest, body: bytes, call: Call, choice: Choice
-    ) -> RelayRequest:
+    def _outbound(request: Request, body: bytes, call: Call, choice: Choice) -> RelayRequest:
         """Return what goes to the replica; a busy one is passed over once, if there are others."""
         has_others = not call.attempts and len(choice.decision.candidates) > 1
         return RelayRequest(
             method=request.method,
-            target=request.raw_path,
-            headers=request.raw_headers,
+            target=request.target,
+            headers=request.headers,
             body=body,
             request_id=call.client_request_id or call.request_id,
             done_marker=DONE_MARKER if call.path in DONE_PATHS else None,

@@ -10,23 +10,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiohttp import web
 from msgspec import Struct
 
 from router.connection import StaleConnectionError
 from router.error import ReplicaClosedError
 from router.exchange import Exchange, Outcome
-from router.header import RawHeaders, request_head
+from router.header import added_lines, request_head
 from router.observer import Usage
+from router.request import ClientHeaders
+from router.wire import ClientStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
+    from router.request import Request
     from router.upstream import Endpoint, UpstreamPool
 
 
 class RelayRequest(Struct, frozen=True, kw_only=True):
-    """What goes to the replica. ``headers`` are the client's; the relay drops what must not pass.
+    """What goes to the replica. ``headers`` are the client's; those that may pass go on.
 
     ``done_marker`` is the data of the event that ends a whole stream, None for APIs without one.
     ``raised_statuses`` are raised as ReplicaBusyError instead of being passed on.
@@ -35,7 +37,7 @@ class RelayRequest(Struct, frozen=True, kw_only=True):
 
     method: str
     target: str
-    headers: RawHeaders
+    headers: ClientHeaders
     body: bytes
     request_id: str
     done_marker: bytes | None = b"[DONE]"
@@ -46,7 +48,7 @@ class RelayRequest(Struct, frozen=True, kw_only=True):
 class Relayed(Struct, frozen=True, kw_only=True):
     """A relay that was committed: return ``response`` from the handler, whatever the outcome."""
 
-    response: web.StreamResponse
+    response: ClientStream
     status: int
     outcome: Outcome
     reason: str
@@ -67,23 +69,14 @@ def _relayed(exchange: Exchange) -> Relayed:
         outcome=exchange.outcome,
         reason=exchange.reason,
         usage=observer.usage() if observer is not None else None,
-        body_bytes=hand.body_length,
+        body_bytes=hand.body_bytes,
         first_byte_s=exchange.first_byte_s,
         is_done_seen=stream is not None and stream.is_done,
     )
 
 
-def _added_headers(
-    outbound: RelayRequest, extra: Collection[tuple[str, str]]
-) -> tuple[tuple[bytes, bytes], ...]:
-    """Return what the router itself says in the response."""
-    own = [(b"X-Request-Id", outbound.request_id.encode("latin-1", "replace"))]
-    own += [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in extra]
-    return tuple(own)
-
-
 async def relay(
-    request: web.BaseRequest,
+    request: Request,
     outbound: RelayRequest,
     endpoint: Endpoint,
     pool: UpstreamPool,
@@ -99,13 +92,13 @@ async def relay(
     head = request_head(
         outbound.method,
         outbound.target,
-        outbound.headers,
+        outbound.headers.lines,
         host=endpoint.authority,
         body_bytes=len(outbound.body),
         request_id=outbound.request_id,
-        peer=request.remote,
+        peer=request.peer,
     )
-    added = _added_headers(outbound, extra_headers)
+    added = added_lines((("X-Request-Id", outbound.request_id), *extra_headers))
     exchange = Exchange(request, outbound, pool, added, on_first_byte)
     connection = pool.take(endpoint)
     if connection is not None:

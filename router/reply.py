@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
+from msgspec import Struct
 
 from router.error import error_body, error_headers
+from router.header import header_lines, response_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,8 +16,28 @@ if TYPE_CHECKING:
     from router.error import RouterError
 
 REQUEST_ID_HEADER = "x-request-id"
-SERVER = "warmroute"
-"""Instead of the library's own, which tells versions."""
+SERVER = b"warmroute"
+"""Names no version."""
+
+
+class Response(Struct, frozen=True, kw_only=True):
+    """A whole answer; ``lines`` are its header lines besides framing, Date and Connection."""
+
+    status: int
+    lines: bytes
+    body: bytes
+
+    def encode(self, method: str, date: bytes, *, is_http10: bool, keep_alive: bool) -> bytes:
+        """Return its bytes, without the body where the request was HEAD."""
+        head = response_head(
+            self.status,
+            b"%bDate: %b\r\n" % (self.lines, date),
+            framing="length",
+            length=len(self.body),
+            is_http10=is_http10,
+            keep_alive=keep_alive,
+        )
+        return head if method == "HEAD" else head + self.body
 
 
 def own_response(
@@ -25,21 +46,20 @@ def own_response(
     *,
     status: int = 200,
     headers: Mapping[str, str] | None = None,
-) -> web.Response:
+) -> Response:
     """Return an answer of the router itself."""
-    return web.Response(
-        body=body,
-        status=status,
-        headers={"Content-Type": content_type, "Server": SERVER, **(headers or {})},
-    )
+    flat = [b"Content-Type", content_type.encode("ascii"), b"Server", SERVER]
+    for name, value in (headers or {}).items():
+        flat += (name.encode("ascii"), value.encode("ascii"))
+    return Response(status=status, lines=header_lines(flat), body=body)
 
 
-def json_response(value: object, *, status: int = 200) -> web.Response:
+def json_response(value: object, *, status: int = 200) -> Response:
     """Return ``value`` as a JSON response."""
     return own_response(msgspec.json.encode(value), "application/json", status=status)
 
 
-def error_response(error: RouterError, request_id: str | None = None) -> web.Response:
+def error_response(error: RouterError, request_id: str | None = None) -> Response:
     """Return the response that tells a client of ``error``."""
     headers = error_headers(error)
     if request_id is not None:

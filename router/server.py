@@ -7,24 +7,19 @@ tenants' decisions among it) is not served to clients.
 from __future__ import annotations
 
 import asyncio
-import logging
-from typing import TYPE_CHECKING, Any, Final
+import contextlib
+from typing import TYPE_CHECKING
 
-from aiohttp import web
-
-from router.error import (
-    ClientError,
-    MethodNotAllowedError,
-    NotFoundError,
-    RouterError,
-    UnsupportedVersionError,
-)
-from router.reply import error_response
+from router.client import ClientConnection
+from router.date import HttpDate
+from router.error import MethodNotAllowedError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
-    Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+    from router.client import Handler
+    from router.config import LimitSettings
+    from router.request import Request
 
 PREFIX_PATHS = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
@@ -46,47 +41,22 @@ LOAD_PATHS = frozenset(
     }
 )
 """Passed through to the least loaded replica: a prefix is not looked at."""
-VERSIONS = frozenset({(1, 0), (1, 1)})
-HEAD_BYTES: Final = 8190
-BAD_REQUEST: Final = 400
-SETTINGS: Final[dict[str, Any]] = {
-    "access_log": None,
-    "auto_decompress": False,
-    "keepalive_timeout": 75.0,
-    "lingering_time": 2.0,
-    "max_line_size": HEAD_BYTES,
-    "max_field_size": HEAD_BYTES,
-}
-"""Each against a default that bites: bodies are forwarded as they came, access logs are ours."""
-
-_log = logging.getLogger(__name__)
+SHED_MOST = 256
+"""So many connections beyond the limit are told so at once; more are closed without a word."""
 
 
 class RouteTable:
-    """Exact path -> method -> handler; answers everything else itself."""
+    """Exact path -> method -> handler."""
 
     def __init__(self, routes: Mapping[str, Mapping[str, Handler]]) -> None:
         self._routes = routes
 
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Dispatch one request by its raw path; never by a normalised one.
+    def __call__(self, request: Request) -> Handler:
+        """Return the handler of a request by its raw path, never by a normalised one.
 
-        An answer before the whole body came ends the connection: whether the rest still comes, or
-        the next request does, could not be told apart.
+        Raises ClientError where there is none.
         """
-        try:
-            response = await self._handler(request)(request)
-        except ClientError as error:
-            response = error_response(error)
-        if not request.content.is_eof():
-            response.force_close()
-        return response
-
-    def _handler(self, request: web.BaseRequest) -> Handler:
-        if tuple(request.version) not in VERSIONS:
-            message = "expected HTTP/1.0 or HTTP/1.1"
-            raise UnsupportedVersionError(message)
-        path = request.raw_path.partition("?")[0]
+        path = request.path
         methods = self._routes.get(path)
         if methods is None and path.startswith("/debug/decisions/"):
             methods = self._routes.get("/debug/decisions/{id}")
@@ -101,48 +71,61 @@ class RouteTable:
         return handler
 
 
-class Protocol(web.RequestHandler):
-    """A client's connection: aiohttp's, with our answers where it cannot parse or a handler fails.
+class Server:
+    """The protocol factory of one listener, and its open connections."""
 
-    Its own quote what the client sent, in the answer and in the log, and name its version.
-    """
+    def __init__(self, find: Callable[[Request], Handler], limits: LimitSettings) -> None:
+        self.find = find
+        self.limits = limits
+        self.date = HttpDate()
+        self._open: set[ClientConnection] = set()
+        self._emptied = asyncio.Event()
+        self.is_stopping = False
+        """Each connection ends with the answer that it is about to give."""
 
-    __slots__ = ()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,  # noqa: ARG002 - quotes the client
-    ) -> web.StreamResponse:
-        """Return the answer to a malformed request or to a fault of ours; the connection ends."""
-        error: RouterError
-        if status == BAD_REQUEST:
-            _log.debug("malformed request from %s: %s", request.remote, type(exc).__name__)
-            error = ClientError("expected a well-formed HTTP/1.1 request")
-        else:
-            _log.error("a request failed", exc_info=exc)
-            error = RouterError("the router failed on this request")
-        if request.writer.output_size > 0:
-            broken = "a response was begun already"
-            raise ConnectionError(broken)
-        response = error_response(error)
-        response.force_close()
-        return response
-
-
-class Server(web.Server):
-    """The protocol factory of one listener."""
-
-    def __call__(self) -> web.RequestHandler:
+    def __call__(self) -> ClientConnection:
         """Return the protocol of a new connection."""
-        return Protocol(self, loop=asyncio.get_running_loop(), **SETTINGS)
+        return ClientConnection(self)
 
+    @property
+    def open_connections(self) -> int:
+        """Connections that exist, idle or not."""
+        return len(self._open)
 
-def build_server(table: RouteTable) -> web.Server:
-    """Return the protocol factory that serves ``table``.
+    def opened(self, connection: ClientConnection) -> None:
+        """Count a new connection; tell it to leave where there are too many."""
+        self._open.add(connection)
+        beyond = len(self._open) - self.limits.connections
+        if beyond > SHED_MOST:
+            connection.abort()
+        elif beyond > 0:
+            connection.shed()
 
-    ``handler_cancellation``: a client that leaves is noticed at once.
-    """
-    return Server(table, handler_cancellation=True)
+    def closed(self, connection: ClientConnection) -> None:
+        """Forget a connection that is gone."""
+        self._open.discard(connection)
+        if not self._open:
+            self._emptied.set()
+
+    def stop(self) -> None:
+        """Let each connection end after the next answer."""
+        self.is_stopping = True
+        for connection in self._open:
+            connection.stop()
+
+    async def close(self, grace_s: float) -> None:
+        """End every connection: idle ones at once, those with a request after ``grace_s``."""
+        self.stop()
+        for connection in list(self._open):
+            connection.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._until_empty()
+        for connection in list(self._open):
+            connection.abort()
+        await self._until_empty()
+
+    async def _until_empty(self) -> None:
+        while self._open:
+            self._emptied.clear()
+            await self._emptied.wait()

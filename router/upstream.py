@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from email.utils import formatdate
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from router.connection import StaleConnectionError, UpstreamConnection
+from router.date import HttpDate
 from router.error import (
     ReplicaConnectTimeoutError,
     ReplicaError,
@@ -20,6 +20,7 @@ from router.error import (
     ReplicaUnreachableError,
 )
 from router.header import request_head
+from router.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 FETCH_LIMIT_BYTES = 4 * 1024 * 1024
 """The largest body that ``fetch`` takes."""
+WATCHES_PER_LIMIT = 16
+"""A limit may be overrun by this part of the shortest one."""
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 """A DNS name or an address: the text comes from the registry and goes into the Host header."""
 
@@ -83,9 +86,13 @@ class UpstreamPool:
         self, settings: UpstreamSettings, wall_clock_s: Callable[[], float] = time.time
     ) -> None:
         self.settings = settings
-        self._wall_clock_s = wall_clock_s
-        self._date_s = -1
-        self._date = ""
+        self.date = HttpDate(wall_clock_s)
+        shortest_s = min(
+            settings.first_byte_timeout_s,
+            settings.chunk_idle_timeout_s,
+            settings.write_stall_timeout_s,
+        )
+        self.watch = Watch(shortest_s / WATCHES_PER_LIMIT)
         self._idle: dict[Endpoint, dict[UpstreamConnection, float]] = {}
         self._open: set[UpstreamConnection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -101,13 +108,6 @@ class UpstreamPool:
     def idle_connections(self) -> int:
         """Connections that wait for a request."""
         return sum(map(len, self._idle.values()))
-
-    def http_date(self) -> str:
-        """Return the time as HTTP writes it, made once a second."""
-        now_s = int(self._wall_clock_s())
-        if now_s != self._date_s:
-            self._date_s, self._date = now_s, formatdate(now_s, usegmt=True)
-        return self._date
 
     def take(self, endpoint: Endpoint) -> UpstreamConnection | None:
         """Return the idle connection that was used last, or None."""
@@ -194,6 +194,7 @@ class UpstreamPool:
     async def close(self) -> None:
         """Close every connection, also those in use."""
         self._is_closed = True
+        self.watch.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -251,7 +252,7 @@ async def _fetch_on(
     connection = pooled or await pool.connect(endpoint)
     sink = _Fetch()
     head = request_head(
-        "GET", target, (), host=endpoint.authority, body_bytes=0, request_id=None, peer=None
+        "GET", target, b"", host=endpoint.authority, body_bytes=0, request_id=None, peer=None
     )
     try:
         connection.send(sink, "GET", head, b"")
@@ -260,4 +261,4 @@ async def _fetch_on(
         connection.abandon(sink)
     if sink.error is not None or sink.head is None:
         raise sink.error or ReplicaProtocolError("the replica sent no head")
-    return sink.head.status, sink.head.headers, bytes(sink.body)
+    return sink.head.status, sink.head.headers.received, bytes(sink.body)

@@ -7,8 +7,8 @@ import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import web
 
+from router.reply import own_response
 from router.upstream import UpstreamSettings
 from support.front import staged
 from support.raw import (
@@ -27,6 +27,8 @@ from support.raw import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from router.client import Answer
+    from router.request import Request
     from support.front import Front
 
 EVENT = b'data: {"choices":[]}\n\n'
@@ -168,7 +170,7 @@ async def test_a_cancelled_handler_cuts_the_client_off_when_the_response_had_beg
                 async with asyncio.timeout(0.05):
                     return await inner(request)  # type: ignore[arg-type]
             except TimeoutError:
-                return web.Response(status=504)
+                return own_response(b"", "text/plain", status=504)
 
         front.handler = impatient
         client = await front.client()
@@ -181,7 +183,7 @@ async def test_a_cancelled_handler_cuts_the_client_off_when_the_response_had_beg
 
 @with_both_loops
 async def test_a_handler_that_fails_after_the_relay_sends_no_second_response() -> None:
-    """F2: aiohttp's own error page never lands in a response that was written."""
+    """F2: an error page never lands in a response that was written."""
     async with staged(answering(sized(b"ok"))) as front:
         inner = front.handle
 
@@ -224,7 +226,7 @@ async def test_a_slow_reader_holds_the_replica_back_and_costs_no_memory() -> Non
         while held_bytes != sent_bytes:  # until the replica is held back
             held_bytes = sent_bytes
             await asyncio.sleep(0.1)
-            transport = front.protocols[0].transport
+            transport = front.connections[0].transport
             peak_unsent_bytes = max(peak_unsent_bytes, transport.get_write_buffer_size())
         _, peak_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -285,10 +287,8 @@ async def test_a_client_that_reads_slowly_is_not_taken_for_one_that_reads_nothin
     async with staged(answering(sized(bytes(total_bytes))), settings) as front:
         inner = front.handle
 
-        async def with_small_buffer(request: web.BaseRequest) -> web.StreamResponse:
-            transport = request.transport
-            assert transport is not None
-            sock = transport.get_extra_info("socket")
+        async def with_small_buffer(request: Request) -> Answer:
+            sock = request.connection.transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
             return await inner(request)
 

@@ -7,17 +7,22 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-
-from router.error import RouterError, error_body, error_headers
+from router.body import read_body
+from router.config import LimitSettings
+from router.error import RouterError
 from router.relay import Relayed, RelayRequest, relay
+from router.reply import error_response
+from router.server import Server
 from router.upstream import Endpoint, UpstreamPool, UpstreamSettings
 from support.raw import FakeReplica, RawClient, Reply, Talk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-BODY_LIMIT_BYTES = 64 * 1024 * 1024
+    from router.client import Answer, ClientConnection, Handler
+    from router.request import Request
+
+LIMITS = LimitSettings(body_bytes=64 * 1024 * 1024)
 
 
 @dataclass(slots=True)
@@ -34,20 +39,20 @@ class Front:
     first_bytes: int = 0
     cancelled: int = 0
     in_flight: set[object] = field(default_factory=set)
-    protocols: list[Any] = field(default_factory=list)
+    connections: list[ClientConnection] = field(default_factory=list)
     clients: list[RawClient] = field(default_factory=list)
-    handler: Callable[[web.BaseRequest], Awaitable[Any]] | None = None
+    handler: Callable[[Request], Awaitable[Any]] | None = None
+    limits: LimitSettings = LIMITS
     port: int = 0
 
-    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Handle one request with ``handler`` where a test set one."""
-        response: web.StreamResponse = await (self.handler or self.handle)(request)
-        return response
+    def find(self, _: Request) -> Handler:
+        """Return ``handler`` where a test set one."""
+        return self.handler or self.handle
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: Request) -> Answer:
         """Relay one request."""
-        body = await request.read()
-        self.protocols.append(request.protocol)
+        body = await read_body(request, self.limits)
+        self.connections.append(request.connection)
         lease = object()
         self.in_flight.add(lease)
         try:
@@ -55,8 +60,8 @@ class Front:
                 request,
                 RelayRequest(
                     method=request.method,
-                    target=request.raw_path,
-                    headers=request.raw_headers,
+                    target=request.target,
+                    headers=request.headers,
                     body=body,
                     **{"request_id": "req-1", **self.template},
                 ),
@@ -67,9 +72,7 @@ class Front:
             )
         except RouterError as error:
             self.errors.append(error)
-            return web.Response(
-                status=error.status, body=error_body(error), headers=error_headers(error)
-            )
+            return error_response(error)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -119,21 +122,7 @@ async def staged(
     pool = UpstreamPool(settings or UpstreamSettings())
     front = Front(await replica.start(), pool, replica, template)
     loop = asyncio.get_running_loop()
-
-    def make_request(  # what the server calls for each request
-        message: Any, payload: Any, protocol: Any, writer: Any, task: Any
-    ) -> web.BaseRequest:
-        return web.BaseRequest(
-            message, payload, protocol, writer, task, loop, client_max_size=BODY_LIMIT_BYTES
-        )
-
-    server = web.Server(
-        front.serve,
-        request_factory=make_request,
-        handler_cancellation=True,
-        auto_decompress=False,
-        access_log=None,
-    )
+    server = Server(front.find, front.limits)
     listener = await loop.create_server(server, "127.0.0.1", 0, backlog=2048)
     front.port = listener.sockets[0].getsockname()[1]
     try:
@@ -142,6 +131,6 @@ async def staged(
         for client in front.clients:
             client.abort()
         listener.close()
-        await server.shutdown(0.1)
+        await server.close(0.1)
         await pool.close()
         await replica.stop()

@@ -15,13 +15,13 @@ from router.reply import json_response
 from support.raw import with_both_loops
 
 if TYPE_CHECKING:
-    from aiohttp import web
+    from router.reply import Response
+    from router.request import Request
 
 
-async def no_delay(request: web.BaseRequest) -> web.StreamResponse:
+async def no_delay(request: Request) -> Response:
     """Answer whether the accepted socket sends small writes at once."""
-    assert request.transport is not None
-    accepted = request.transport.get_extra_info("socket")
+    accepted = request.connection.transport.get_extra_info("socket")
     return json_response(bool(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
 
 

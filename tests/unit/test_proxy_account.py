@@ -9,6 +9,7 @@ import pytest
 
 from router.config import Config
 from router.proxy import Proxy
+from router.request import read_headers
 from router.trace import DecisionTrace
 from state.model import Rung
 
@@ -36,7 +37,7 @@ async def test_a_fault_of_the_router_counts_as_failed_and_not_as_a_client_that_l
         unix_clock=float,
         mint_id=lambda: "r1",
     )
-    request: Any = SimpleNamespace(raw_headers=(), raw_path="/v1/completions")
+    request: Any = SimpleNamespace(headers=read_headers(()), path="/v1/completions")
     proxy = Proxy(parts)
     with pytest.raises(ZeroDivisionError):
         await proxy.handle(request)

@@ -14,6 +14,7 @@ from router.error import ReplicaClosedError
 from router.fleet import Member
 from router.footprint import Footprints
 from router.proxy import Call, Proxy
+from router.request import read_headers
 from router.upstream import Endpoint
 from state.lease import LeaseBook
 from state.placement import Placements
@@ -51,7 +52,9 @@ async def test_a_connection_that_fails_to_close_leaves_no_lease(
         is_told=True,
     )
     parts: Any = SimpleNamespace(config=Config(), pool=None, clock=float)
-    request: Any = SimpleNamespace(method="POST", raw_path="/v1/completions", raw_headers=())
+    request: Any = SimpleNamespace(
+        method="POST", target="/v1/completions", headers=read_headers(())
+    )
     made = call()
     with pytest.raises(type(error)):
         await Proxy(cast("Any", parts))._attempt(request, b"{}", made, choice)

@@ -1,0 +1,248 @@
+"""From a client's bytes to its requests, without I/O.
+
+llhttp parses, strictly; what it lets pass and RFC 9112 or a replica might read differently is
+refused here and in ``router/request.py``. Bytes are handed to it in pieces that end where a head or
+a sized body ends, so that a request which waits for the answer to an earlier one is still bytes.
+However the bytes are cut on the way, the requests are the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from router.error import BodyTooLargeError, ClientError
+from router.request import Request, RequestHead, body_length, read_head
+
+if TYPE_CHECKING:
+    from router.config import LimitSettings
+
+HEAD_BYTES = 16 * 1024
+"""The largest head: request line and headers."""
+FRAMING_BYTES = 8 * 1024
+"""So much of a chunked body may be chunk heads, extensions and trailers; more where content is."""
+PIECE_BYTES = 4 * 1024
+"""Chunked bodies are parsed in pieces of this size: what is not content is counted after each."""
+_HEAD_END = b"\r\n\r\n"
+_SPLIT_BYTES = len(_HEAD_END) - 1
+_LENGTH_NAME = b"content-length"
+_LENGTH_NAME_BYTES = len(_LENGTH_NAME)
+_TOO_LARGE = f"expected a head of at most {HEAD_BYTES} bytes"
+_MALFORMED = "expected a well-formed HTTP/1.1 request"
+
+
+class Intake:
+    """One connection's incoming bytes.
+
+    ``request`` is the one to be answered, from the end of its head on, until ``release``. After
+    ``is_ended`` no bytes are taken as a request any more.
+    """
+
+    __slots__ = (
+        "_framing_bytes",
+        "_head_bytes",
+        "_headers",
+        "_incoming",
+        "_known",
+        "_known_key",
+        "_lengths",
+        "_limits",
+        "_parser",
+        "_queue",
+        "_rest",
+        "_tail",
+        "_target",
+        "is_ended",
+        "request",
+    )
+
+    def __init__(self, limits: LimitSettings) -> None:
+        self._limits = limits
+        self._parser = HttpRequestParser(self)
+        self._rest = bytearray()
+        self._known_key: tuple[bytes, bytes, str, tuple[tuple[bytes, bytes], ...]] | None = None
+        self._known: RequestHead | None = None
+        self._incoming: Request | None = None
+        self._queue: deque[Request] = deque()
+        self._framing_bytes = 0
+        self.request: Request | None = None
+        self.is_ended = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._head_bytes = 0
+        self._tail = b""
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._lengths: list[bytes] = []
+
+    # What the connection calls.
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that came and are not looked at before the request is released."""
+        return len(self._rest)
+
+    @property
+    def is_amid_head(self) -> bool:
+        """Whether a head has begun and not ended."""
+        return self._incoming is None and self._head_bytes > 0
+
+    def feed(self, data: bytes) -> None:
+        """Take what was read."""
+        if self._rest:
+            self._rest += data
+        else:
+            self._parse(data)
+
+    def release(self) -> None:
+        """Let go of a request that was answered and turn to the next one."""
+        self.request = self._queue.popleft() if self._queue else None
+        if self._rest and self._is_wanted():
+            data = bytes(self._rest)
+            self._rest.clear()
+            self._parse(data)
+
+    def end(self) -> None:
+        """Take no further request, and forget what came of one."""
+        self.is_ended = True
+        self._rest.clear()
+
+    # Parsing.
+
+    def _is_wanted(self) -> bool:
+        request = self.request
+        return not self.is_ended and (request is None or not request.is_complete)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse up to the end of a request: in pieces that end with its head and its body."""
+        at, total = 0, len(data)
+        while at < total and self._is_wanted():
+            incoming = self._incoming
+            if incoming is None:
+                end = self._head_end(data, at)
+                self._head_bytes += end - at
+            elif incoming.declared_bytes is None:
+                end = min(total, at + PIECE_BYTES)
+                self._framing_bytes += end - at
+            else:
+                end = min(total, at + incoming.declared_bytes - incoming.received_bytes)
+            if end - at <= PIECE_BYTES:
+                self._parse_piece(data[at:end])
+            else:
+                self._parse_piece(memoryview(data)[at:end])
+            if incoming is not None and self._framing_bytes and incoming is self._incoming:
+                self._check_framing(incoming)
+            at = end
+        if at < total and not self.is_ended:
+            self._rest += memoryview(data)[at:]
+
+    def _head_end(self, data: bytes, at: int) -> int:
+        tail = self._tail
+        if tail:  # the end may lie across two reads
+            found = (tail + data[at : at + _SPLIT_BYTES]).find(_HEAD_END)
+            if found >= 0:
+                self._tail = b""
+                return at + found + len(_HEAD_END) - len(tail)
+        found = data.find(_HEAD_END, at)
+        if found >= 0:
+            return found + len(_HEAD_END)
+        self._tail = (tail + data[max(at, len(data) - _SPLIT_BYTES) :])[-_SPLIT_BYTES:]
+        return len(data)
+
+    def _parse_piece(self, piece: bytes | memoryview) -> None:
+        try:
+            self._parser.feed_data(piece)
+        except HttpParserUpgrade:  # the request is answered as if it had not asked
+            self.end()
+        except HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, ClientError) else ClientError(_MALFORMED))
+        else:
+            if self._head_bytes > HEAD_BYTES:
+                self._refuse(ClientError(_TOO_LARGE))
+
+    def _check_framing(self, incoming: Request) -> None:
+        content_bytes = incoming.received_bytes
+        if self._framing_bytes - content_bytes > FRAMING_BYTES + content_bytes:
+            self._refuse(ClientError("the body has more framing than content"))
+
+    def _refuse(self, error: ClientError) -> None:
+        """Make the error the answer to what was being received, in its turn."""
+        incoming, self._incoming = self._incoming, None
+        self.end()
+        if incoming is not None:
+            incoming.fail(error)
+        else:
+            self._add(Request.refused(error))
+
+    def _add(self, request: Request) -> None:
+        if self.request is None:
+            self.request = request
+        else:
+            self._queue.append(request)
+
+    # What the parser calls.
+
+    def on_url(self, data: bytes) -> None:
+        """Collect the request's target."""
+        self._target += data
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect the head's headers; trailers are dropped."""
+        if self._incoming is not None:
+            return
+        if len(name) == _LENGTH_NAME_BYTES and name.lower() == _LENGTH_NAME:
+            self._lengths.append(value)
+        else:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Make a request of the head; raises ClientError out of the parser."""
+        parser = self._parser
+        if self._head_bytes > HEAD_BYTES:
+            raise ClientError(_TOO_LARGE)
+        key = (
+            parser.get_method(),
+            self._target,
+            parser.get_http_version(),
+            tuple(self._headers),
+        )
+        head = self._known
+        if head is None or key != self._known_key:  # clients repeat theirs
+            method, target, version, received = key
+            keep_alive = parser.should_keep_alive() and not parser.should_upgrade()
+            head = read_head(
+                method.decode("ascii"),
+                target.decode("latin-1"),
+                version,
+                received,
+                keep_alive=keep_alive,
+            )
+            self._known, self._known_key = head, key
+        request = Request(head, body_length(head.headers, self._lengths))
+        self._begin()
+        self._framing_bytes = 0
+        self._incoming = request
+        self._add(request)
+
+    def on_body(self, data: bytes) -> None:
+        """Collect the body; raises ClientError out of the parser where there is too much."""
+        request = self._incoming
+        if request is not None and not request.take(data, self._limits.body_bytes):
+            raise too_large(self._limits)
+
+    def on_message_complete(self) -> None:
+        """Hand the request's body over."""
+        request, self._incoming = self._incoming, None
+        if request is not None:
+            request.complete()
+            if not request.keep_alive:
+                self.end()
+
+
+def too_large(limits: LimitSettings) -> BodyTooLargeError:
+    """Return the error for a body beyond the limit."""
+    return BodyTooLargeError(f"body: expected at most {limits.body_bytes} bytes")
