@@ -113,7 +113,7 @@ class ClientConnection(asyncio.Protocol):
         self._has_eof = True
         if self._is_lingering or self._request is None:
             return False
-        self._loop.call_soon(self._give_up)
+        self._loop.call_soon(self._give_up, self._request)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - of no interest
@@ -153,7 +153,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._task = asyncio.Task(self._answer(request), loop=self._loop, name="request")
         if self._has_eof:
-            self._loop.call_soon(self._give_up)
+            self._loop.call_soon(self._give_up, request)
 
     async def _answer(self, request: Request) -> None:
         """Answer one request: the boundary of everything that its handler may raise."""
@@ -163,7 +163,7 @@ class ClientConnection(asyncio.Protocol):
         except ClientError as error:
             answer = error_response(error)
         except asyncio.CancelledError:
-            self.transport.abort()
+            self.abort()
             raise
         except Exception:  # noqa: BLE001 - the request boundary
             _log.exception("a request failed")
@@ -276,16 +276,19 @@ class ClientConnection(asyncio.Protocol):
             self._timer.cancel()
         self._timer = self._loop.call_later(LINGER_S, self._on_timer)
 
-    def _give_up(self) -> None:
+    def _give_up(self, request: Request) -> None:
         """Treat a client that sends no more, and has to wait for its answer, as gone."""
-        if self._task is not None:
-            self._task.cancel()
+        if self._request is request and self._task is not None:
+            self.abort()
 
     def abort(self) -> None:
         """End at once, whatever is being answered."""
         if self._task is not None:
             self._task.cancel()
-        self.transport.abort()
+        if self._request is not None and self._request.stream is not None:
+            self._request.stream.abort()
+        else:
+            self.transport.abort()
 
     def stop(self) -> None:
         """Let the answer to the open request be the last one."""
