@@ -100,8 +100,8 @@ class Intake:
 
     def release(self) -> None:
         """Let go of a request that was answered and turn to the next one."""
-        self.request = self._queue.popleft() if self._queue else None
-        if self._rest and self._is_wanted():
+        request = self.request = self._queue.popleft() if self._queue else None
+        if self._rest and (request is None or not request.is_complete):
             data = bytes(self._rest)
             self._rest.clear()
             self._parse(data)
@@ -113,14 +113,13 @@ class Intake:
 
     # Parsing.
 
-    def _is_wanted(self) -> bool:
-        request = self.request
-        return not self.is_ended and (request is None or not request.is_complete)
-
     def _parse(self, data: bytes) -> None:
         """Parse up to the end of a request: in pieces that end with its head and its body."""
         at, total = 0, len(data)
-        while at < total and self._is_wanted():
+        while at < total:
+            request = self.request
+            if self.is_ended or (request is not None and request.is_complete):
+                break
             incoming = self._incoming
             if incoming is None:
                 end = self._head_end(data, at)
@@ -189,13 +188,9 @@ class Intake:
         if incoming is not None:
             incoming.fail(error)
         else:
-            self._add(Request.refused(error))
-
-    def _add(self, request: Request) -> None:
-        if self.request is None:
-            self.request = request
-        else:
-            self._queue.append(request)
+            self._queue.append(Request.refused(error))
+            if self.request is None:
+                self.request = self._queue.popleft()
 
     # What the parser calls.
 
@@ -242,7 +237,10 @@ class Intake:
         self._begin()
         self._framing_bytes = 0
         self._incoming = request
-        self._add(request)
+        if self.request is None:
+            self.request = request
+        else:
+            self._queue.append(request)
 
     def on_body(self, data: bytes) -> None:
         """Collect the body; raises ClientError out of the parser where there is too much."""

@@ -82,6 +82,15 @@ def test_many_requests_are_the_same_in_any_pieces(seed: int) -> None:
     assert outcomes(pieces) == [one for row in rows for one in row.outcomes]
 
 
+@pytest.mark.parametrize("shift", range(0, 700, 7))
+def test_requests_behind_a_chunked_one_are_cut_nowhere(shift: int) -> None:
+    """Chunked bodies are parsed in pieces that may hold the beginning of what follows."""
+    sized = GET + b"Content-Length: 600\r\n\r\n" + b"y" * 600
+    data = chunks(b"%x\r\n%b\r\n0\r\n\r\n" % (300 + shift, b"x" * (300 + shift))) + sized * 9
+    bodies = [body for _, _, body in outcomes([data])]
+    assert bodies == [b"x" * (300 + shift)] + [b"y" * 600] * 9
+
+
 @given(st.lists(st.sampled_from([row.data for row in ROWS]), max_size=3), st.data())
 def test_no_bytes_make_the_reader_fail_or_disagree_with_itself(
     parts: list[bytes], data: st.DataObject
