@@ -32,7 +32,8 @@ def check_framing(request: Request, limits: LimitSettings) -> None:
 
 async def read_body(request: Request, limits: LimitSettings) -> bytes:
     """Return the whole body; raises ClientError when it is malformed, too large or too slow."""
-    check_framing(request, limits)
+    if not (request.is_complete and request.headers.is_plain):
+        check_framing(request, limits)
     if not request.is_settled:  # else it came with the head: nothing to wait for
         if request.headers.expectation and not request.is_http10:
             request.connection.ask_for_body(request)

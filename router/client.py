@@ -41,9 +41,9 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_has_eof",
-        "_has_had_request",
         "_intake",
         "_is_answered",
+        "_is_head_timed",
         "_is_leaving",
         "_is_lingering",
         "_is_reading_paused",
@@ -69,7 +69,8 @@ class ClientConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._since_s = self._loop.time()
-        self._has_had_request = False
+        self._is_head_timed = True
+        """Whether the end of a head is due; the first one is from the start."""
         self._has_eof = False
         self._is_answered = False
         self._is_leaving = False
@@ -97,12 +98,12 @@ class ClientConnection(asyncio.Protocol):
         if self._is_lingering:
             return
         intake = self._intake
-        was_amid_head = intake.is_amid_head
         intake.feed(data)
         if self._request is None:
             if intake.request is not None:
                 self._begin(intake.request)
-            elif not was_amid_head and self._has_had_request:
+            elif not self._is_head_timed:
+                self._is_head_timed = True
                 self._since_s = self._loop.time()
         elif intake.waiting_bytes > WAITING_BYTES and not self._is_reading_paused:
             self._is_reading_paused = True
@@ -113,7 +114,7 @@ class ClientConnection(asyncio.Protocol):
         self._has_eof = True
         if self._is_lingering or self._request is None:
             return False
-        self._loop.call_soon(self._give_up)
+        self._loop.call_soon(self._give_up, self._request)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - of no interest
@@ -143,7 +144,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _begin(self, request: Request) -> None:
         self._request = request
-        self._has_had_request = True
+        self._is_head_timed = True
         self._is_answered = False
         request.connection = self
         if self._server.is_stopping:
@@ -153,7 +154,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._task = asyncio.Task(self._answer(request), loop=self._loop, name="request")
         if self._has_eof:
-            self._loop.call_soon(self._give_up)
+            self._loop.call_soon(self._give_up, request)
 
     async def _answer(self, request: Request) -> None:
         """Answer one request: the boundary of everything that its handler may raise."""
@@ -163,7 +164,7 @@ class ClientConnection(asyncio.Protocol):
         except ClientError as error:
             answer = error_response(error)
         except asyncio.CancelledError:
-            self.transport.abort()
+            self.abort()
             raise
         except Exception:  # noqa: BLE001 - the request boundary
             _log.exception("a request failed")
@@ -210,6 +211,7 @@ class ClientConnection(asyncio.Protocol):
         self._request = None
         intake = self._intake
         intake.release()
+        self._is_head_timed = intake.is_amid_head
         if self._is_reading_paused:
             self._is_reading_paused = False
             self.transport.resume_reading()
@@ -233,12 +235,11 @@ class ClientConnection(asyncio.Protocol):
         now_s = self._loop.time()
         tick_s = self._tick_s()
         is_closing = self.transport.is_closing()
-        is_at_head = not self._has_had_request or self._intake.is_amid_head
         if self._is_lingering and not self.transport.get_write_buffer_size():
             due_s = self._since_s + LINGER_S
         elif self._request is not None and not self._is_answered:
             due_s = now_s + tick_s
-        elif is_at_head and not is_closing:
+        elif self._is_head_timed and not is_closing:
             due_s = self._since_s + self._server.limits.head_deadline_s
         else:
             due_s = self._since_s + KEEP_ALIVE_S
@@ -276,16 +277,19 @@ class ClientConnection(asyncio.Protocol):
             self._timer.cancel()
         self._timer = self._loop.call_later(LINGER_S, self._on_timer)
 
-    def _give_up(self) -> None:
+    def _give_up(self, request: Request) -> None:
         """Treat a client that sends no more, and has to wait for its answer, as gone."""
-        if self._task is not None:
-            self._task.cancel()
+        if self._request is request and self._task is not None:
+            self.abort()
 
     def abort(self) -> None:
         """End at once, whatever is being answered."""
         if self._task is not None:
             self._task.cancel()
-        self.transport.abort()
+        if self._request is not None and self._request.stream is not None:
+            self._request.stream.abort()
+        else:
+            self.transport.abort()
 
     def stop(self) -> None:
         """Let the answer to the open request be the last one."""

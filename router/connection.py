@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from msgspec import Struct
@@ -24,6 +24,8 @@ VERSIONS = frozenset({"1.0", "1.1"})
 INTERIM_STATUSES = frozenset(range(100, 200)) - {101}
 """Those that are swallowed: a switch of protocols is none of them."""
 FINAL_STATUSES = frozenset(range(200, 600))
+_LENGTH_BYTES = len(b"content-length")
+_DATE_BYTES = len(b"date")
 WRITE_WHOLE_BYTES = 64 * 1024
 """Up to here head and body are joined for one write; above, the copy costs more than it saves."""
 
@@ -31,14 +33,14 @@ WRITE_WHOLE_BYTES = 64 * 1024
 class ReplyHeaders(Struct, frozen=True, kw_only=True):
     """What a replica's headers say, Content-Length and Date apart: it repeats the others.
 
-    ``lines`` are what goes on to the client; ``transfer_codings`` are in lower case.
+    ``lines`` are what goes on to the client; ``transfer_codings`` are in lower case; ``content`` is
+    what can be read on the way, None for compressed and all other bodies.
     """
 
     received: RawHeaders
     lines: bytes
     transfer_codings: tuple[bytes, ...]
-    content_type: bytes
-    content_coding: bytes
+    content: Literal["events", "json"] | None
     retry_after: bytes
 
 
@@ -48,6 +50,13 @@ def read_headers(received: RawHeaders) -> ReplyHeaders:
     def value(name: bytes, default: bytes) -> bytes:
         return (header_value(received, name) or default).strip().lower()
 
+    content: Literal["events", "json"] | None = None
+    if value(b"content-encoding", b"identity") == b"identity":
+        kind = value(b"content-type", b"")
+        if kind.startswith(b"text/event-stream"):
+            content = "events"
+        elif kind.startswith(b"application/json"):
+            content = "json"
     return ReplyHeaders(
         received=received,
         lines=response_lines(received),
@@ -56,8 +65,7 @@ def read_headers(received: RawHeaders) -> ReplyHeaders:
             for name, value in received
             if name.lower() == b"transfer-encoding"
         ),
-        content_type=value(b"content-type", b""),
-        content_coding=value(b"content-encoding", b"identity"),
+        content=content,
         retry_after=value(b"retry-after", b""),
     )
 
@@ -222,7 +230,10 @@ class UpstreamConnection(asyncio.Protocol):
             self.discard()
             return
         self._has_answered = True
-        self._parse(data)
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self._note(error)
         parts = self._parts
         has_news = bool(parts)
         if has_news:
@@ -248,15 +259,14 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._count_silent(len(data))
 
-    def _parse(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except HttpParserUpgrade:
+    def _note(self, error: HttpParserError | HttpParserUpgrade) -> None:
+        """Refuse what cannot be parsed; first comes what could."""
+        if isinstance(error, HttpParserUpgrade):
             self._refusal = ReplicaProtocolError("the replica switched protocols")
-        except HttpParserError:
-            self._has_extra = True
-            if self._refusal is None:
-                self._refusal = ReplicaProtocolError("the replica sent a malformed response")
+            return
+        self._has_extra = True
+        if self._refusal is None:
+            self._refusal = ReplicaProtocolError("the replica sent a malformed response")
 
     def _count_silent(self, count_bytes: int) -> None:
         """Bound what is neither body nor a complete head: heads, chunk extensions, trailers."""
@@ -296,10 +306,10 @@ class UpstreamConnection(asyncio.Protocol):
         """Collect the head's headers; trailers are dropped."""
         if self._has_head:
             return
-        lower = name.lower()
-        if lower == b"content-length":
+        name_bytes = len(name)
+        if name_bytes == _LENGTH_BYTES and name.lower() == b"content-length":
             self._lengths.append(value)
-        elif lower == b"date":
+        elif name_bytes == _DATE_BYTES and name.lower() == b"date":
             self._dates.append(value)
         else:
             self._headers.append((name, value))

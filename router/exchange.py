@@ -112,7 +112,8 @@ class Exchange:
         if hand is None:
             self._refuse(ReplicaClosedError("the replica sent no response"))
             return
-        self._begin_body()
+        if not self._has_body_begun:
+            self._begin_body()
         if self.observer is not None:
             self.observer.close()
         stream = self.stream
@@ -159,13 +160,13 @@ class Exchange:
 
     def _observe(self, head: ReplyHead) -> None:
         """Choose what watches the body: nothing where its bytes cannot be read as text."""
-        headers = head.headers
-        if head.framing == "none" or headers.content_coding != b"identity":
+        content = head.headers.content
+        if content is None or head.framing == "none":
             return
-        if headers.content_type.startswith(b"text/event-stream") and head.status == _OK:
-            self.observer = self.stream = StreamObserver(self._outbound.done_marker)
-        elif headers.content_type.startswith(b"application/json"):
+        if content == "json":
             self.observer = BodyObserver()
+        elif head.status == _OK:
+            self.observer = self.stream = StreamObserver(self._outbound.done_marker)
 
     def _pass_on(self, hand: ClientStream, head: bytes, data: bytes) -> None:
         if not hand.send(head, data):
@@ -181,10 +182,9 @@ class Exchange:
             self._pause(hand)
 
     def _begin_body(self) -> None:
-        if not self._has_body_begun:
-            self._has_body_begun = True
-            self.first_byte_s = self._loop.time() - self._sent_s
-            self._on_first_byte()
+        self._has_body_begun = True
+        self.first_byte_s = self._loop.time() - self._sent_s
+        self._on_first_byte()
 
     # Back-pressure.
 
@@ -263,17 +263,19 @@ class Exchange:
 
     def _end(self, outcome: Outcome, reason: str) -> None:
         """Settle, but not before a slow client took what there is."""
-        if self._connection is not None:
-            self._connection.abandon(self)
-        self.outcome, self.reason = outcome, reason
-        self._has_ended = True
         if not self._is_paused:
             self._settle(outcome, reason)
+            return
+        self.outcome, self.reason = outcome, reason
+        self._has_ended = True
+        if self._connection is not None:
+            self._connection.abandon(self)
 
     def _settle(self, outcome: Outcome, reason: str) -> None:
         if self.done.done():
             return
         self.outcome, self.reason = outcome, reason
+        self._has_ended = True
         if self._connection is not None:
             self._connection.abandon(self)
         self.done.set_result(None)

@@ -226,14 +226,14 @@ def date_line(dates: Sequence[bytes], now: Callable[[], bytes]) -> bytes:
     return b"Date: %b\r\n" % value
 
 
-def added_lines(added: Iterable[tuple[str, str]]) -> bytes:
+def added_lines(added: Sequence[tuple[str, str]]) -> bytes:
     """Return the lines of what the router itself says in a response.
 
     A replica's headers of these names never pass. Raises ReplicaProtocolError for unsafe ones.
     """
     text = "".join([f"{name}: {value}\r\n" for name, value in added])
     lines = text.encode("latin-1", "replace")
-    if _LINES.fullmatch(lines) is None:
+    if _LINES.fullmatch(lines) is None or lines.count(b"\n") != len(added):
         message = "a header of the router holds a control character"
         raise ReplicaProtocolError(message)
     return lines

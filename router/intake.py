@@ -27,6 +27,7 @@ PIECE_BYTES = 4 * 1024
 """Chunked bodies are parsed in pieces of this size: what is not content is counted after each."""
 _HEAD_END = b"\r\n\r\n"
 _SPLIT_BYTES = len(_HEAD_END) - 1
+_CHUNKED = b"Transfer-Encoding: chunked"
 _LENGTH_NAME = b"content-length"
 _LENGTH_NAME_BYTES = len(_LENGTH_NAME)
 _TOO_LARGE = f"expected a head of at most {HEAD_BYTES} bytes"
@@ -99,8 +100,8 @@ class Intake:
 
     def release(self) -> None:
         """Let go of a request that was answered and turn to the next one."""
-        self.request = self._queue.popleft() if self._queue else None
-        if self._rest and self._is_wanted():
+        request = self.request = self._queue.popleft() if self._queue else None
+        if self._rest and (request is None or not request.is_complete):
             data = bytes(self._rest)
             self._rest.clear()
             self._parse(data)
@@ -112,14 +113,13 @@ class Intake:
 
     # Parsing.
 
-    def _is_wanted(self) -> bool:
-        request = self.request
-        return not self.is_ended and (request is None or not request.is_complete)
-
     def _parse(self, data: bytes) -> None:
         """Parse up to the end of a request: in pieces that end with its head and its body."""
         at, total = 0, len(data)
-        while at < total and self._is_wanted():
+        while at < total:
+            request = self.request
+            if self.is_ended or (request is not None and request.is_complete):
+                break
             incoming = self._incoming
             if incoming is None:
                 end = self._head_end(data, at)
@@ -155,14 +155,26 @@ class Intake:
     def _parse_piece(self, piece: bytes | memoryview) -> None:
         try:
             self._parser.feed_data(piece)
-        except HttpParserUpgrade:  # the request is answered as if it had not asked
-            self.end()
+        except HttpParserUpgrade:
+            self._ignore_upgrade()
         except HttpParserError as error:
             cause = error.__context__
             self._refuse(cause if isinstance(cause, ClientError) else ClientError(_MALFORMED))
         else:
             if self._head_bytes > HEAD_BYTES:
                 self._refuse(ClientError(_TOO_LARGE))
+
+    def _ignore_upgrade(self) -> None:
+        """Let the body be read by a parser that was not asked to switch protocols.
+
+        The other one ends with the head. Some clients offer HTTP/2 with every first request.
+        """
+        request = self._incoming
+        if request is not None:
+            length = request.declared_bytes
+            framing = _CHUNKED if length is None else b"Content-Length: %d" % length
+            self._parser = HttpRequestParser(self)
+            self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
 
     def _check_framing(self, incoming: Request) -> None:
         content_bytes = incoming.received_bytes
@@ -176,19 +188,16 @@ class Intake:
         if incoming is not None:
             incoming.fail(error)
         else:
-            self._add(Request.refused(error))
-
-    def _add(self, request: Request) -> None:
-        if self.request is None:
-            self.request = request
-        else:
-            self._queue.append(request)
+            self._queue.append(Request.refused(error))
+            if self.request is None:
+                self.request = self._queue.popleft()
 
     # What the parser calls.
 
     def on_url(self, data: bytes) -> None:
         """Collect the request's target."""
-        self._target += data
+        if self._incoming is None:
+            self._target += data
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect the head's headers; trailers are dropped."""
@@ -201,6 +210,8 @@ class Intake:
 
     def on_headers_complete(self) -> None:
         """Make a request of the head; raises ClientError out of the parser."""
+        if self._incoming is not None:
+            return
         parser = self._parser
         if self._head_bytes > HEAD_BYTES:
             raise ClientError(_TOO_LARGE)
@@ -226,7 +237,10 @@ class Intake:
         self._begin()
         self._framing_bytes = 0
         self._incoming = request
-        self._add(request)
+        if self.request is None:
+            self.request = request
+        else:
+            self._queue.append(request)
 
     def on_body(self, data: bytes) -> None:
         """Collect the body; raises ClientError out of the parser where there is too much."""
@@ -236,7 +250,10 @@ class Intake:
 
     def on_message_complete(self) -> None:
         """Hand the request's body over."""
-        request, self._incoming = self._incoming, None
+        request = self._incoming
+        if request is not None and request.declared_bytes != 0 and self._parser.should_upgrade():
+            return  # the body was skipped
+        self._incoming = None
         if request is not None:
             request.complete()
             if not request.keep_alive:

@@ -46,6 +46,7 @@ class ClientHeaders(Struct, frozen=True, kw_only=True):
 
     ``lines`` are what goes on to a replica. ``content_coding``, ``transfer_coding`` and
     ``expectation`` are in lower case, of all lines of that name, empty where there is none.
+    ``is_plain``: there is neither an expectation nor a content coding.
     """
 
     received: RawHeaders
@@ -54,6 +55,7 @@ class ClientHeaders(Struct, frozen=True, kw_only=True):
     content_coding: str
     transfer_coding: str
     expectation: str
+    is_plain: bool
     request_id: str | None
 
 
@@ -90,6 +92,7 @@ def read_headers(received: RawHeaders) -> ClientHeaders:
         content_coding=joined(b"content-encoding"),
         transfer_coding=joined(b"transfer-encoding"),
         expectation=joined(b"expect"),
+        is_plain=b"expect" not in watched and b"content-encoding" not in watched,
         request_id=accepted_request_id(watched.get(b"x-request-id", _NONE)),
     )
 
@@ -194,7 +197,8 @@ class Request:
     def complete(self) -> None:
         """Note that the body came to its end."""
         self.is_complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def fail(self, fault: ClientError) -> None:
         """Note that the body is not one, or too large: nothing more of it comes."""

@@ -1,0 +1,210 @@
+"""What a client cannot make the router hold: time, connections, memory; on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from router import client as client_module
+from router.config import LimitSettings
+from router.reply import own_response
+from support.hostile import BODY_LIMIT_BYTES, GET, NEXT, POST, TE
+from support.listening import listening
+from support.raw import get, with_both_loops
+
+if TYPE_CHECKING:
+    from router.client import Answer
+    from router.request import Request
+
+SMALL = LimitSettings(body_bytes=BODY_LIMIT_BYTES, head_deadline_s=0.15, body_deadline_s=0.15)
+
+
+class RawClientSmall:
+    """A client whose socket takes little."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, port: int) -> RawClientSmall:
+        """Connect."""
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        sock.setblocking(False)  # noqa: FBT003 - the socket API
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        return cls(*await asyncio.open_connection(sock=sock, limit=4096))
+
+    def send(self, data: bytes) -> None:
+        """Send bytes."""
+        self.writer.write(data)
+
+    def abort(self) -> None:
+        """Leave at once."""
+        self.writer.transport.abort()
+
+
+@with_both_loops
+async def test_a_client_that_never_stops_sending_is_left_after_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "LINGER_S", 0.1)
+    async with listening(LimitSettings(body_bytes=1000)) as running:
+        client = await running.client()
+        client.send(POST + b"Content-Length: 50000000\r\n\r\n")
+        assert (await client.reply()).status == 413
+
+        async def send_for_ever() -> None:
+            while True:
+                client.send(bytes(1024))
+                await client.writer.drain()
+                await asyncio.sleep(0.005)
+
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(send_for_ever(), 5)
+        await running.until_connections(0)
+
+
+@pytest.mark.parametrize("data", [NEXT[:20], GET, b"\r\n", b"POST", POST + b"X: y\r\n"])
+@with_both_loops
+async def test_a_head_that_does_not_end_in_time_is_answered_408(data: bytes) -> None:
+    """L-01: absolute, however the bytes drip."""
+    async with listening(SMALL) as running:
+        for earlier in (b"", NEXT):
+            client = await running.client()
+            client.send(earlier)
+            if earlier:
+                assert (await client.reply()).status == 200
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+
+            async def drip(to: Any = client) -> None:
+                for at in range(len(data)):
+                    to.send(data[at : at + 1])
+                    await asyncio.sleep(0.12 / len(data))
+
+            dripping = asyncio.ensure_future(drip())
+            reply = await client.reply()
+            assert reply.status == 408
+            assert 0.1 < loop.time() - began_s < 1.0
+            assert await client.is_closed()
+            await dripping
+            client.abort()
+        await running.until_connections(0)
+
+
+@with_both_loops
+async def test_a_silent_connection_is_closed_without_an_answer() -> None:
+    """L-01: nothing was asked."""
+    async with listening(SMALL) as running:
+        client = await running.client()
+        async with asyncio.timeout(2):
+            assert await client.reader.read() == b""
+
+
+@with_both_loops
+async def test_an_idle_connection_is_kept_longer_than_a_head_may_take_and_then_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "KEEP_ALIVE_S", 0.5)
+    async with listening(SMALL) as running:
+        client = await running.client()
+        for _ in range(2):
+            client.send(NEXT)
+            assert (await client.reply()).status == 200
+            await asyncio.sleep(0.3)
+        async with asyncio.timeout(2):
+            assert await client.reader.read() == b""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        POST + b"Content-Length: 10\r\n\r\nabc",
+        POST + TE + b"\r\n3\r\nabc\r\n",
+        POST + b"Content-Length: 10\r\nExpect: 100-continue\r\n\r\n",
+    ],
+    ids=["sized", "chunked", "expected"],
+)
+@with_both_loops
+async def test_a_body_that_does_not_end_in_time_is_answered_408(data: bytes) -> None:
+    """L-02."""
+    async with listening(SMALL) as running:
+        client = await running.client()
+        client.send(data)
+        if b"Expect" in data:
+            assert await client.reader.readexactly(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        reply = await client.reply()
+        assert (reply.status, reply.all(b"connection")) == (408, [b"close"])
+        assert await client.is_closed()
+
+
+@with_both_loops
+async def test_what_a_client_pipelines_beyond_a_bound_waits_in_its_own_socket() -> None:
+    gate = asyncio.Event()
+
+    async def handle(request: Request) -> Answer:
+        await gate.wait()
+        return own_response(request.target.encode(), "text/plain")
+
+    async with listening(handle=handle) as running:
+        client = await running.client()
+        count = 40_000
+        client.send(get("/1") * count)
+        await asyncio.sleep(0.2)
+        connection = running.handled[0].connection
+        assert connection._intake.waiting_bytes < client_module.WAITING_BYTES + 300 * 1024
+        assert len(running.handled) == 1
+        gate.set()
+        for _ in range(1000):
+            assert (await client.reply()).body == b"/1"
+        client.abort()
+        await running.until_connections(0)
+
+
+@with_both_loops
+async def test_a_client_that_reads_no_answers_gets_no_more_of_them_prepared() -> None:
+    """L-04: one answer beyond the high-water mark waits, and the next request with it."""
+    body = bytes(256 * 1024)
+
+    async def handle(_: Request) -> Answer:
+        return own_response(body, "text/plain")
+
+    async with listening(handle=handle) as running:
+        client = await RawClientSmall.connect(running.port)
+        client.send(NEXT * 150)
+        await asyncio.sleep(0.3)
+        assert len(running.handled) < 75
+        connection = running.handled[0].connection
+        assert connection.transport.get_write_buffer_size() < 2 * len(body)
+        got_bytes = 0
+        async with asyncio.timeout(20):
+            while got_bytes < 150 * len(body):
+                got_bytes += len(await client.reader.read(2**20))
+        client.abort()
+
+
+@with_both_loops
+async def test_connections_beyond_the_limit_are_told_so() -> None:
+    """L-03: with a way to come back; those that are open go on."""
+    async with listening(LimitSettings(connections=3)) as running:
+        kept = [await running.client() for _ in range(3)]
+        await running.until_connections(3)
+        late = await running.client()
+        late.send(NEXT)
+        reply = await late.reply()
+        assert (reply.status, reply.all(b"retry-after")) == (503, [b"1"])
+        assert await late.is_closed()
+        late.abort()
+        await running.until_connections(3)
+        for client in kept:
+            client.send(NEXT)
+            assert (await client.reply()).status == 200
+        kept[0].abort()
+        await running.until_connections(2)
+        again = await running.client()
+        again.send(NEXT)
+        assert (await again.reply()).status == 200
