@@ -8,10 +8,11 @@ DEV := $(VENV)/.dev
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-data test-kill test-vllm bench lock clean
+.PHONY: help setup demo check format test test-data test-kill test-vllm bench bench-router bench-history \
+  bench-prompt bench-publish bench-quick bench-peers bench-native lock clean
 
 help: ## Show the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(RUN): requirements/runtime.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
@@ -56,10 +57,39 @@ test-kill: $(DEV) ## 200 seeded kill points over every process (slow)
 test-vllm: $(DEV) ## Two real vLLM engines (WARMROUTE_VLLM=/path/to/vllm; slow)
 	@$(BIN)/python -m pytest -m heavy -rP tests/vllm
 
-bench: $(DEV) ## Measure router, relay and prompts against named baselines
+bench: bench-native ## Measure the router beside its peers, long histories, prompts (some 10 minutes)
+	-@$(BIN)/python bench/peers/install.py
 	@$(BIN)/python bench/router_bench.py
-	@$(BIN)/python bench/relay_bench.py
+	@$(BIN)/python bench/history_bench.py
 	@$(BIN)/python bench/prompt_bench.py
+
+bench-router: bench-native ## CPU per request and chunk, latency, memory, beside the peers
+	-@$(BIN)/python bench/peers/install.py
+	@$(BIN)/python bench/router_bench.py
+
+bench-history: bench-native ## CPU against the length of the history; how long the loop is held
+	@$(BIN)/python bench/history_bench.py
+
+bench-prompt: $(DEV) ## Reading prompts alone
+	@$(BIN)/python bench/prompt_bench.py
+
+bench-publish: $(DEV) ## Put the tables of the last bench into docs/performance.md
+	@$(BIN)/python bench/publish.py docs/performance.md
+
+bench-quick: bench-native ## The same with small amounts: does the bench work?
+	@$(BIN)/python -m pytest -q -m heavy tests/e2e/test_bench_native.py
+	@$(BIN)/python bench/router_bench.py --quick
+	@$(BIN)/python bench/history_bench.py --quick
+
+bench-peers: $(DEV) ## Install the peers below build/peers (WARMROUTE_PEERS), each in its own environment
+	@$(BIN)/python bench/peers/install.py
+
+bench-native: $(DEV) build/bench/stub build/bench/load ## Compile the stub replicas and the load generator (Linux)
+
+build/bench/%: bench/csrc/%.c bench/csrc/wire.h
+	@command -v $(CC) >/dev/null || { echo "the bench needs a C compiler: $(CC) is not there; set CC=..."; exit 1; }
+	@mkdir -p $(@D)
+	@$(CC) -O2 -Wall -Wextra -o $@ $< -lm
 
 lock: $(DEV) ## Resolve the lock files again (asks the package index)
 	@$(PIP) install uv

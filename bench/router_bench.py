@@ -1,184 +1,265 @@
-"""CPU of the whole router per chat request, beside a plain aiohttp proxy, in one run.
+"""The router beside its peers: CPU per request and per streamed chunk, latency, memory. One run.
 
-Everything is on: prompt reading, chains, lookup, policy, lease, metrics, decision trace. Each
-request is a known conversation with one new turn of some 100 tokens. Two stub replicas answer at
-once; all on 127.0.0.1. Reported is user + system time of the proxy's process per request, as the
-median of interleaved rounds. The ratios carry over to other machines, the microseconds do not.
+    python bench/router_bench.py [--quick] [--only cpu,chunk,latency,memory]
 
-    python bench/router_bench.py
+Every proxy is a process of its own in front of the same two stub replicas, on one core; stub and
+load generator are compiled and have the other. All on 127.0.0.1. A request is a known conversation
+with one new turn, no body twice (``conversation.py``). Rounds are interleaved, the first one warms
+up, shown are medians. The ratios carry over to other machines, the microseconds do not.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
-import os
-import random
-import statistics
-import subprocess
+import argparse
 import sys
-import tempfile
 import time
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-import uvloop
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from relay_bench import Proxy
-from warmroute.corpus import write_tokenizer
-from warmroute.local import Processes
+from contender import AIOHTTP, NAMES, label, missing
+from figures import Figures, ratio_table, write_report
+from meter import cpu_s, rss_kib
+from native import HeldStreams, NativeError, run_load
+from rig import Rig, rig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
 
-ROUNDS = 3
-REQUESTS = 600
-CONNECTIONS = 4
-SESSIONS = 8
-NEW_WORDS = 75
+    from contender import Contender
+
 SIZES_KIB = (1, 32, 256)
-MODEL = "bench"
-BASELINE = "aiohttp server + client"
-WORDS = ("alpha", "beta", "cache", "engine", "fleet", "graph", "heap", "index", "join", "kernel")
-USAGE = b'"usage":{"prompt_tokens":9,"completion_tokens":1}'
-ANSWER = b'{"object":"chat.completion","choices":[],' + USAGE + b"}"
-CARDS = b'{"object":"list","data":[{"id":"bench"}]}'
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+SESSIONS = 8
+CONNECTIONS = 4
+DIRECT = "direct"
+MERGED, BEFORE = "back to back: events per read", "MiB before"
+AT_REST = "CPU at rest, ms per s"
+KIB = 1024
+PACE_US = 20_000
+SETTLE_S = 0.2
+HELD_STAMP = "pace-2-3600000000"
 
 
-async def replica(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer a chat, a health check or a question for models, at once."""
-    with contextlib.suppress(EOFError, ConnectionError):
-        while True:
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
-            await reader.readexactly(int(length or b"0"))
-            body = CARDS if head.startswith(b"GET") else ANSWER
-            writer.write(HEAD % len(body) + body)
-    writer.close()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """How much is done."""
+
+    rounds: int = 3
+    requests: int = 1_000
+    large_requests: int = 300
+    streams: int = 8
+    chunks: int = 4_000
+    paced_streams: int = 100
+    paced_s: float = 1.0
+    open_s: float = 2.5
+    rate: int = 200
+    large_rate: int = 100
+    held_streams: int = 500
+    rest_s: float = 2.0
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process used so far."""
-    stat = Path(f"/proc/{pid}/stat")
-    if stat.exists():
-        fields = stat.read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    told = subprocess.run(
-        ["ps", "-o", "time=", "-p", str(pid)], check=True, capture_output=True, text=True
-    ).stdout
-    minutes, _, seconds = told.strip().rpartition(":")
-    return 60 * float(minutes or 0) + float(seconds)
+QUICK = Amounts(
+    rounds=1,
+    requests=100,
+    large_requests=40,
+    chunks=500,
+    paced_s=0.3,
+    open_s=0.5,
+    held_streams=100,
+    rest_s=0.5,
+)
+LARGE_KIB = 256
 
 
-def conversations(size_kib: int, rng: random.Random) -> Iterator[bytes]:
-    """Yield bodies of about ``size_kib``: known conversations, each with another new turn."""
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What a section measures with."""
 
-    def said(words: int) -> str:
-        return " ".join(rng.choices(WORDS, k=words))
+    rig: Rig
+    names: Sequence[str]
+    amounts: Amounts
 
-    known = []
-    for _ in range(SESSIONS):
-        turns = [{"role": "system", "content": said(40)}]
-        while len(msgspec.json.encode(turns)) < size_kib * 1024 - 1_400:
-            turns += [
-                {"role": "user", "content": said(80)},
-                {"role": "assistant", "content": said(80)},
-            ]
-        known.append(turns)
-    for turns in itertools.cycle(known):
-        new = {"role": "user", "content": said(NEW_WORDS)}
-        yield msgspec.json.encode({"model": MODEL, "messages": [*turns, new]})
+    def requests(self, size_kib: int) -> int:
+        """Return the requests of one round."""
+        many = size_kib < LARGE_KIB
+        return self.amounts.requests if many else self.amounts.large_requests
 
 
-async def send(port: int, bodies: Iterator[bytes]) -> None:
-    """Send requests over one connection until there are no more."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for body in bodies:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-        writer.write(head.encode() + b"\r\n" + body)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        if b" 200 " not in answer:
-            raise RuntimeError(answer)
-        length = answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
-        if length:
-            await reader.readexactly(int(length))
-        else:  # the plain proxy answers in chunks
-            await reader.readuntil(b"0\r\n\r\n")
-    writer.close()
+def cpu_section(bench: Bench) -> Figures:
+    """Measure the CPU of a request, in microseconds."""
+    figures, on = Figures(), bench.rig
+    with on.field.running(bench.names) as field:
+        for size_kib in SIZES_KIB:
+            known = on.conversations(size_kib * KIB, SESSIONS)
+            on.introduce(known, field)
+            bodies, requests = iter(known), bench.requests(size_kib)
+            for at in range(bench.amounts.rounds + 1):
+                path = on.write(bodies, requests)
+                for one in field:
+                    _, used_us = on.load(one, path, CONNECTIONS, requests)
+                    if at:
+                        figures.add(f"{size_kib} KiB", one.name, used_us / requests)
+    return figures
 
 
-async def until_ready(port: int, bodies: Iterator[bytes]) -> None:
-    """Wait until the router knows the models of its replicas."""
-    for _ in range(200):
-        with contextlib.suppress(RuntimeError):
-            await send(port, itertools.islice(bodies, 1))
-            return
-        await asyncio.sleep(0.05)
-    message = "the router does not answer"
-    raise RuntimeError(message)
+def chunk_section(bench: Bench) -> Figures:
+    """Measure the CPU of a streamed chunk, in microseconds; streams of 1 KiB chats."""
+    figures, on, amounts = Figures(), bench.rig, bench.amounts
+    with on.field.running(bench.names) as field:
+        for at in range(amounts.rounds + 1):
+            streams, chunks = amounts.streams, amounts.chunks
+            path = on.write(on.conversations(KIB, SESSIONS, f"pace-{chunks}-0"), streams)
+            for one in field:
+                load, used_us = on.load(one, path, streams, streams)
+                if load.events != streams * (chunks + 1):  # the last one says [DONE]
+                    message = f"{one.name}: {load.events} events of {streams} x {chunks + 1}"
+                    raise NativeError(message)
+                if at:
+                    figures.add("back to back", one.name, used_us / (streams * chunks))
+                    merged = load.events / load.event_reads
+                    figures.add(MERGED, one.name, merged)
+            stamp = f"pace-1000000-{PACE_US}"
+            path = on.write(on.conversations(KIB, SESSIONS, stamp), amounts.paced_streams)
+            for one in field:
+                used_us = paced_chunk_us(bench, one, path)
+                if at:
+                    row = f"{amounts.paced_streams} streams x {PACE_US / 1000:.0f} ms"
+                    figures.add(row, one.name, used_us)
+    return figures
 
 
-async def measure(proxies: dict[str, tuple[int, Callable[[], float]]]) -> None:
-    """Measure every size on every proxy, interleaved, and print a table."""
-    figures: dict[tuple[int, str], list[float]] = {}
-    for size_kib in SIZES_KIB:
-        bodies = conversations(size_kib, random.Random(size_kib))  # noqa: S311 - reproducible
-        for port, _ in proxies.values():
-            await until_ready(port, bodies)
-        for at in range(ROUNDS + 1):
-            for name, (port, used_s) in proxies.items():
-                work = iter(list(itertools.islice(bodies, REQUESTS)))
-                before_s = used_s()
-                await asyncio.gather(*(send(port, work) for _ in range(CONNECTIONS)))
-                if at:  # the first round warms up
-                    used_us = (used_s() - before_s) / REQUESTS * 1e6
-                    figures.setdefault((size_kib, name), []).append(used_us)
-    print(f"us of CPU per request, median of {ROUNDS} rounds, CPython {sys.version.split()[0]}")
-    print(f"{'body':10}" + "".join(f"{name:>28}" for name in proxies))
-    for size_kib in SIZES_KIB:
-        medians = {name: statistics.median(figures[size_kib, name]) for name in proxies}
-        cells = [f"{used:.0f} (x{used / medians[BASELINE]:.2f})" for used in medians.values()]
-        print(f"{size_kib:>3} KiB   " + "".join(f"{cell:>28}" for cell in cells))
+def paced_chunk_us(bench: Bench, one: Contender, path: Path) -> float:
+    """Return the CPU of a chunk while streams run, without that of their requests."""
+    stub = bench.rig.stub
+    with HeldStreams(one.port, path, bench.amounts.paced_streams):
+        time.sleep(SETTLE_S)
+        events, before_s = stub.served()[1], cpu_s(one.pid)
+        time.sleep(bench.amounts.paced_s)
+        return (cpu_s(one.pid) - before_s) * 1e6 / (stub.served()[1] - events)
 
 
-async def main() -> None:
-    """Start two replicas, the baseline and two routers; measure; stop everything."""
-    began_s = time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        tokenizer = directory / "tokenizer"
-        tokenizer.mkdir()
-        write_tokenizer(tokenizer, 0)
-        servers = [await asyncio.start_server(replica, "127.0.0.1", 0, limit=2**22) for _ in "ab"]
-        ports = [server.sockets[0].getsockname()[1] for server in servers]
-        flags = [word for port in ports for word in ("--replica", f"http://127.0.0.1:{port}")]
-        flags += ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-level", "error"]
-        plain = Proxy(BASELINE, ports[0])
-        try:
-            async with Processes(directory) as processes:
-                rough = processes.start("rough", "serve", *flags)
-                exact = processes.start("exact", "serve", *flags, "--model", f"{MODEL}={tokenizer}")
-                proxies: dict[str, tuple[int, Callable[[], float]]] = {}
-                proxies[BASELINE] = (plain.port, plain.cpu_s)
-                for label, child in (
-                    ("warmroute, byte blocks", rough),
-                    ("warmroute, exact", exact),
-                ):
-                    url = (await child.ready()).words[0]
-                    used_s = partial(cpu_s, child.process.pid)
-                    proxies[label] = (int(url.rpartition(":")[2]), used_s)
-                await measure(proxies)
-        finally:
-            plain.process.kill()
-            plain.process.wait()
-            for server in servers:
-                server.close()
-    print(f"took {time.monotonic() - began_s:.0f} s")
+def latency_section(bench: Bench) -> Figures:
+    """Measure what a proxy adds to the latency of an open loop, in microseconds."""
+    figures, on, amounts = Figures(), bench.rig, bench.amounts
+    with on.field.running(bench.names) as field:
+        for size_kib in SIZES_KIB:
+            rate = amounts.rate if size_kib < LARGE_KIB else amounts.large_rate
+            requests = int(rate * amounts.open_s)
+            known = on.conversations(size_kib * KIB, SESSIONS)
+            on.introduce(known, field)
+            bodies = iter(known)
+            for at in range(amounts.rounds + 1):
+                path = on.write(bodies, requests)
+                words = (CONNECTIONS, requests, rate, at + 1)
+                direct = run_load(on.stub.ports[0], path, *words)
+                seen = {one.name: on.load(one, path, *words)[0] for one in field}
+                if not at:
+                    continue
+                for kind in ("p50", "p99"):
+                    row, key = f"{kind}, {size_kib} KiB at {rate}/s", f"{kind}_us"
+                    figures.add(row, DIRECT, getattr(direct, key))
+                    for name, load in seen.items():
+                        figures.add(row, name, getattr(load, key) - getattr(direct, key))
+    return figures
+
+
+def memory_section(bench: Bench) -> Figures:
+    """Measure CPU at rest, the memory of a process, and that of an open stream that waits.
+
+    In every round the proxies are new.
+    """
+    figures, on, amounts = Figures(), bench.rig, bench.amounts
+    for _ in range(amounts.rounds):
+        with on.field.running(bench.names) as field:
+            time.sleep(SETTLE_S)
+            before_s, began_s = {one.name: cpu_s(one.pid) for one in field}, time.monotonic()
+            time.sleep(amounts.rest_s)
+            for one in field:
+                used_ms = (cpu_s(one.pid) - before_s[one.name]) * 1e3
+                figures.add(AT_REST, one.name, used_ms / (time.monotonic() - began_s))
+            path = on.write(on.conversations(KIB, SESSIONS), amounts.requests)
+            for one in field:
+                on.load(one, path, CONNECTIONS, amounts.requests)
+            path = on.write(on.conversations(KIB, SESSIONS, HELD_STAMP), amounts.held_streams)
+            for one in field:
+                before_kib = rss_kib(one.pid)
+                with HeldStreams(one.port, path, amounts.held_streams):
+                    grown_kib = rss_kib(one.pid) - before_kib
+                figures.add("KiB per open stream", one.name, grown_kib / amounts.held_streams)
+                figures.add(BEFORE, one.name, before_kib / KIB)
+    return figures
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the bench: what measures it, and how its table is shown."""
+
+    title: str
+    measure: Callable[[Bench], Figures]
+    digits: int = 0
+
+
+SECTIONS = {
+    "memory": Section("At rest: KiB of memory per open stream, and the process", memory_section, 1),
+    "cpu": Section("CPU per request, us, by size of its body", cpu_section),
+    "chunk": Section("CPU per streamed chunk, us", chunk_section, 1),
+    "latency": Section("Added latency, us (direct: the latency itself)", latency_section),
+}
+
+
+def shown(key: str, figures: Figures, names: Sequence[str]) -> str:
+    """Return a section's table."""
+    section = SECTIONS[key]
+    columns = {name: label(name) for name in names if missing(name) is None}
+    if key == "latency":
+        columns = {DIRECT: DIRECT, **columns}
+    form = f"{{:,.{section.digits}f}}".format
+    cells = ratio_table(figures, columns, AIOHTTP, form, absolute=(DIRECT, MERGED, BEFORE, AT_REST))
+    noise = f"A cell's rounds differ by {figures.spread():.0%} of its median (median over cells)."
+    return f"### {section.title}\n\n{cells}\n\n{noise}"
+
+
+def options_of(words: Sequence[str]) -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--quick", action="store_true", help="small amounts: does it work?")
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas")
+    parser.add_argument("--without", default="", help="proxies to leave out, with commas")
+    parser.add_argument("--rounds", type=int, help="measured rounds")
+    parser.add_argument("--tokenizer", type=Path, help="a directory with tokenizer and template")
+    options = parser.parse_args(words)
+    options.sections = options.only.split(",")
+    if not set(options.sections) <= set(SECTIONS):
+        parser.error(f"--only: expected some of {','.join(SECTIONS)}")
+    return options
+
+
+def main() -> None:
+    """Measure the wanted sections; print tables and write all values beside."""
+    options = options_of(sys.argv[1:])
+    amounts = QUICK if options.quick else Amounts()
+    if options.rounds:
+        amounts = replace(amounts, rounds=options.rounds)
+    left_out = options.without.split(",")
+    names = [name for name in NAMES if not any(part and part in name for part in left_out)]
+    for absent in filter(missing, names):
+        print(f"{absent}: {missing(absent)}")
+    is_whole = not options.quick and set(options.sections) == set(SECTIONS)
+    name = "router" if is_whole else "router-part"
+    told: dict[str, object] = {"rounds": amounts.rounds}
+    tables: list[str] = []
+    with rig(options.tokenizer) as on:
+        bench = Bench(on, names, amounts)
+        for key in options.sections:
+            figures = SECTIONS[key].measure(bench)
+            tables.append(shown(key, figures, names))
+            print(f"\n{tables[-1]}", flush=True)
+            told[key] = figures.plain()
+    print(f"all values and tables: {write_report(name, told, tables)}.json, .md")
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    main()

@@ -1,19 +1,13 @@
-"""Prompts to packed token ids: by a model's own tokenizer, or by bytes where there is none.
-
-Byte ids are a stand-in that preserves what matters for routing, equal prefixes: the router and the
-bundled worker both use them when neither has a tokenizer. Against a real engine they only estimate
-how long a shared prefix is, and ``is_exact`` says so.
-"""
+"""Prompts to packed token ids: by a model's own tokenizer, or by bytes where there is none."""
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
+from prompt.byte import ByteCodec
 from prompt.dialogue import ChatEncoder
-from prompt.message import normalised_messages, normalised_tools
-from prompt.model import PromptTokens, TemplateFailureError, Unroutable, UnroutablePromptError
+from prompt.model import PromptTokens, Unroutable, UnroutablePromptError
 from prompt.request import decode_completion
 from prompt.template import ChatTemplate
 from prompt.tokenizer import Tokenizer, TokenizerFiles, read_tokenizer_files
@@ -25,8 +19,6 @@ if TYPE_CHECKING:
     from prompt.passage import Passage
     from prompt.segment import Checkpoint, SegmentCache
     from prompt.turn import Turn
-
-_BYTE_VALUES: Final = 256
 
 
 @runtime_checkable
@@ -210,72 +202,3 @@ def _checkpoint_of(passage: Passage, cache: SegmentCache) -> Checkpoint | None:
     if passage.known is None:
         return cache.start()
     return passage.known.checkpoints.get(id(cache))
-
-
-class ByteCodec:
-    """Each UTF-8 byte is an id; conversations are written in the manner of ChatML."""
-
-    vocabulary_size: Final = _BYTE_VALUES
-    digest: Final = "bytes-1"
-    is_exact: Final = False
-
-    def chat_tokens(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None,
-        *,
-        options: Mapping[str, object],
-    ) -> bytes:
-        """See ``Codec``."""
-        is_continued = bool(options.get("continue_final_message"))
-        head = {
-            "tools": normalised_tools(tools),
-            "documents": options.get("documents"),
-            "reasoning_effort": options.get("reasoning_effort"),
-            **_mapping(options.get("chat_template_kwargs")),
-        }
-        parts = [
-            f"<|im_start|>{name}\n{_as_json(value)}<|im_end|>\n"
-            for name, value in head.items()
-            if value is not None
-        ]
-        parts += [_block(message) for message in normalised_messages(messages, is_structured=False)]
-        if is_continued:
-            parts[-1] = parts[-1].removesuffix("<|im_end|>\n")
-        elif options.get("add_generation_prompt", True):
-            parts.append("<|im_start|>assistant\n")
-        return self.text_tokens("".join(parts))
-
-    def text_tokens(self, text: str, *, add_special_tokens: bool = True) -> bytes:
-        """See ``Codec``."""
-        del add_special_tokens  # bytes have none
-        try:
-            # Latin-1 maps bytes to the same code points: what pack_tokens does, without a loop.
-            return text.encode("utf-8").decode("latin-1").encode("utf-32-le")
-        except UnicodeEncodeError as error:
-            detail = "text with a lone surrogate"
-            raise TemplateFailureError(detail) from error
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """See ``Codec``."""
-        return bytes(token if token < _BYTE_VALUES else 0xFF for token in ids).decode(
-            "utf-8", "replace"
-        )
-
-
-def _mapping(value: object) -> dict[str, object]:
-    return value if isinstance(value, dict) else {}
-
-
-def _as_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _block(message: dict[str, Any]) -> str:
-    extras = {
-        key: message[key]
-        for key in ("name", "tool_call_id", "reasoning", "tool_calls", "tools")
-        if key in message
-    }
-    shown = "".join(f"{key}: {_as_json(value)}\n" for key, value in extras.items())
-    return f"<|im_start|>{message['role']}\n{shown}{message['content']}<|im_end|>\n"

@@ -31,6 +31,9 @@ class Unroutable(enum.StrEnum):
     """The engine makes a chat of it in a way that is not followed here."""
     TOO_COMPLEX = "too complex"
     BUSY = "tokenizer busy"
+    NO_TOKENIZER = "no tokenizer"
+    WRONG_TOKENS = "wrong tokens from the engine"
+    """The engine's answer cannot be right: nothing is known of the prompt."""
     LOAD_ONLY = "path without a prefix"
     """The prompts of this path are not read."""
 
@@ -121,7 +124,9 @@ class PromptTokens:
 class ReadPrompt(Struct, frozen=True, kw_only=True):
     """What routing needs of one request.
 
-    ``prompts`` is empty exactly when ``unroutable`` says why. ``salt`` is the client's cache salt,
+    ``prompts`` is empty exactly when ``unroutable`` says why. ``shadows`` are the same prompts as
+    bytes, where an engine was asked for the ids of ``prompts``: another time it may not answer, and
+    then bytes are all that is known. ``salt`` is the client's cache salt,
     empty without one. ``choices`` is how many completions each prompt gets. ``max_output_tokens``
     is None where the client sets no limit.
     """
@@ -129,7 +134,13 @@ class ReadPrompt(Struct, frozen=True, kw_only=True):
     model: str
     is_stream: bool
     prompts: tuple[PromptTokens, ...] = ()
+    shadows: tuple[PromptTokens, ...] = ()
     salt: str = ""
     choices: int = 1
     unroutable: Unroutable | None = None
     max_output_tokens: int | None = None
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether a prompt is known by its bytes alone."""
+        return any(not tokens.is_exact for tokens in self.prompts)

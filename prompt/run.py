@@ -8,7 +8,7 @@ the same run adds the blocks that are new.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from state.prefix import TOKEN_BYTES, chain_of, next_block
 
@@ -25,12 +25,14 @@ class TokenRun:
     """Append-only packed ids. Growing is for one thread at a time; reading is for any."""
 
     __slots__ = ("_base", "_chains", "_depth", "_own", "_parent")
+    kept_bytes: ClassVar[int] = TOKEN_BYTES
+    """What one id takes up here."""
 
     def __init__(self, parent: TokenRun | None = None, base: int = 0) -> None:
         self._own = bytearray()
         self._depth: int = parent.depth + 1 if parent is not None else 0
         if parent is not None and self._depth > MAX_DEPTH:
-            self._own += parent.packed(0, base)
+            self._own += parent.kept(0, base)
             parent, base, self._depth = None, 0, 0
         self._parent = parent
         self._base = base
@@ -44,26 +46,30 @@ class TokenRun:
     @property
     def count(self) -> int:
         """The number of tokens, those of the parent included."""
-        return self._base + len(self._own) // TOKEN_BYTES
+        return self._base + len(self._own) // self.kept_bytes
 
-    def extended(self, count: int, packed: bytes) -> TokenRun:
-        """Return a run of the first ``count`` tokens and ``packed``: this one where it fits."""
+    def extended(self, count: int, kept: bytes) -> TokenRun:
+        """Return a run of the first ``count`` tokens and ``kept`` ones: this one where it fits."""
         if count == self.count:
             run = self
         elif count <= self._base and self._parent is not None:
-            return self._parent.extended(count, packed)
+            return self._parent.extended(count, kept)
         else:
-            run = TokenRun(self, count)
-        run._own += packed
+            run = type(self)(self, count)
+        run._own += kept  # noqa: SLF001 - of the same class
         return run
+
+    def kept(self, first: int, end: int) -> bytes:
+        """Return tokens ``first`` to ``end`` as they are kept: packed, unless a kind says other."""
+        own_first = max(first - self._base, 0) * self.kept_bytes
+        own = bytes(self._own[own_first : max(end - self._base, 0) * self.kept_bytes])
+        if self._parent is None or first >= self._base:
+            return own
+        return self._parent.kept(first, min(end, self._base)) + own
 
     def packed(self, first: int, end: int) -> bytes:
         """Return tokens ``first`` to ``end``, packed."""
-        own_first = max(first - self._base, 0) * TOKEN_BYTES
-        own = bytes(self._own[own_first : max(end - self._base, 0) * TOKEN_BYTES])
-        if self._parent is None or first >= self._base:
-            return own
-        return self._parent.packed(first, min(end, self._base)) + own
+        return self.kept(first, end)
 
     def chain(self, count: int, root: BlockId, block_tokens: int, seed: int) -> list[BlockId]:
         """Return the ids of the full blocks among the first ``count`` tokens; a new list."""

@@ -12,7 +12,7 @@ from router.reply import json_response, own_response
 from router.server import LOAD_PATHS, PREFIX_PATHS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from router.client import Handler
     from router.fleet import FleetTable, Member
@@ -128,10 +128,12 @@ class Admin:
         return json_response(record)
 
 
-def client_routes(proxy: Proxy, admin: Admin) -> dict[str, Mapping[str, Handler]]:
-    """Return the table of the listener that clients use."""
+def client_routes(
+    proxy: Proxy, admin: Admin, paths: Collection[str] = ()
+) -> dict[str, Mapping[str, Handler]]:
+    """Return the table of the listener that clients use; ``paths`` are passed through too."""
     routes: dict[str, Mapping[str, Handler]] = {
-        path: {"POST": proxy.handle} for path in PREFIX_PATHS | LOAD_PATHS
+        path: {"POST": proxy.handle} for path in PREFIX_PATHS | LOAD_PATHS | set(paths)
     }
     routes["/v1/models"] = {"GET": admin.models, "HEAD": admin.models}
     return routes | probe_routes(admin)

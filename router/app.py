@@ -33,10 +33,12 @@ from router.health import Health
 from router.listener import Listener
 from router.metrics import Metrics
 from router.proxy import Proxy, ProxyParts
+from router.token_source import TokenSource, TokenSourceParts
 from router.trace import DecisionTrace
 from router.upkeep import Upkeep, supervise
 from router.upstream import UpstreamPool, UpstreamSettings
 from state.client import RedisSettings, redact
+from state.direct import LOOKUP_CONNECTIONS, DirectReader
 from state.embedded import EmbeddedValkey
 from state.lease import LeaseBook
 from state.mirror import Mirror
@@ -72,7 +74,9 @@ class Served(Struct, frozen=True, kw_only=True):
 class App:
     """One router process's parts, wired; no sockets yet."""
 
-    def __init__(self, config: Config, codecs: Mapping[str, Codec], reader: Mirror) -> None:
+    def __init__(
+        self, config: Config, codecs: Mapping[str, Codec], reader: Mirror | DirectReader
+    ) -> None:
         clock = time.monotonic
         seed = config.seed if config.seed is not None else secrets.randbits(63)
         self.config = config
@@ -92,6 +96,18 @@ class App:
         self.prompts = PromptReader(codecs, load_codec(None))
         self.trace = DecisionTrace(config.decisions_kept)
         self.metrics = Metrics()
+        self.tokens = TokenSource(
+            TokenSourceParts(
+                fleet=self.fleet,
+                pulse=self.health,
+                pool=self.pool,
+                settings=config.tokens,
+                sources={model.name: model.tokens for model in config.models if model.tokens},
+                registry=self.metrics.registry,
+                clock=clock,
+                rng=jitter,
+            )
+        )
         chain_seed = config.state.chain_seed
         self.proxy = Proxy(
             ProxyParts(
@@ -100,6 +116,7 @@ class App:
                 fleet=self.fleet,
                 health=self.health,
                 prompts=self.prompts,
+                tokens=self.tokens,
                 chooser=Chooser(
                     self.know, config.policy, chain_seed=chain_seed, seed=seed, clock=clock
                 ),
@@ -109,6 +126,7 @@ class App:
                 clock=clock,
                 unix_clock=time.time,
                 mint_id=lambda: secrets.token_hex(16),
+                lookup=reader if isinstance(reader, DirectReader) else None,
             )
         )
         self.admin = self._build_admin()
@@ -141,15 +159,20 @@ class App:
         gauges.inflight = lambda: {r: leases.inflight(r) for r in self.fleet.members()}
         gauges.up = lambda: {r: self.health.is_up(r) for r in self.fleet.members()}
         gauges.resident_blocks = self.holdings
-        gauges.freshness = self.reader.freshness
+        gauges.freshness, gauges.mirror = self.reader.freshness, self.reader.figures
+        if isinstance(self.reader, DirectReader):
+            gauges.lookups = self.reader.counts.by_outcome
         gauges.loop_lag_s = lambda: self.upkeep.loop_lag_s
         gauges.open_connections = lambda: self.pool.open_connections
+        gauges.unusable_records = lambda: len(self.fleet.unusable)
 
 
 def load_codecs(config: Config) -> dict[str, Codec]:
     """Return the codec of each configured model; raises ConfigError."""
     codecs: dict[str, Codec] = {}
     for index, model in enumerate(config.models):
+        if model.tokenizer is None:
+            continue
         try:
             codecs[model.name] = load_codec(Path(model.tokenizer))
         except CodecLoadError as error:
@@ -174,9 +197,12 @@ async def serve(config: Config, ready: Callable[[Served], None]) -> None:
         state_url = config.state.redis
         if state_url is None:
             state_url = (await stack.enter_async_context(EmbeddedValkey())).url
-        reader = await stack.enter_async_context(build_mirror(state_url))
+        reader = await enter_reader(stack, state_url, config.state.lookup)
+        if isinstance(reader, Mirror):
+            reader.limit_memory(config.state.mirror_bytes)
         app = App(config, codecs, reader)
         stack.push_async_callback(app.pool.close)
+        stack.push_async_callback(app.tokens.close)
         stack.callback(app.prompts.close)
         served = Served(
             url=clients.url,
@@ -186,7 +212,20 @@ async def serve(config: Config, ready: Callable[[Served], None]) -> None:
         await _serve_until_told(app, clients, operators, lambda: ready(served))
 
 
-def build_mirror(state_url: str) -> Mirror:
+async def enter_reader(stack: AsyncExitStack, state_url: str, lookup: str) -> Mirror | DirectReader:
+    """Open this router's view of the shared state, with or without a copy of the index."""
+    if lookup == "mirror":
+        return await stack.enter_async_context(build_mirror(state_url))
+    reader = DirectReader(
+        build_mirror(state_url, has_index=False),
+        RedisSettings(url=state_url, max_connections=LOOKUP_CONNECTIONS),
+        clock=time.monotonic,
+        rng=random.Random(secrets.randbits(63)),  # noqa: S311 - jitter
+    )
+    return await stack.enter_async_context(reader)
+
+
+def build_mirror(state_url: str, *, has_index: bool = True) -> Mirror:
     """Return this router's view of the shared state at ``state_url``."""
     router_id = RouterId(secrets.token_hex(6))
     return Mirror(
@@ -198,6 +237,7 @@ def build_mirror(state_url: str) -> Mirror:
         router_id,
         clock=time.monotonic,
         rng=random.Random(router_id),  # noqa: S311 - jitter
+        has_index=has_index,
     )
 
 
@@ -216,7 +256,9 @@ async def _serve_until_told(
             tasks.create_task(supervise("health", app.health.run), name="health"),
             tasks.create_task(supervise("upkeep", app.upkeep.run), name="upkeep"),
         ]
-        await clients.start(client_routes(app.proxy, app.admin), app.config.limits)
+        await clients.start(
+            client_routes(app.proxy, app.admin, app.config.paths), app.config.limits
+        )
         if operators is not None:
             await operators.start(admin_routes(app.admin), app.config.limits)
         # What lives as long as the process is not looked at again by every collection.

@@ -12,8 +12,10 @@ from msgspec import Struct, structs
 
 from policies.model import ReplicaView, RoutingRequest
 from router.footprint import Footprints
+from router.shadow import approximate_identity, place_shadows
 from state.model import BlockId, LeaseTotals, ModelIdentity, Overlap, ReplicaId, Rung
-from state.prefix import cached_tokens, chain_root, salt_scope
+from state.prefix import cached_tokens, chain_root, namespace_of, salt_scope
+from state.store import Question
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
 
 BYTES_PER_TOKEN = 4
 """How many UTF-8 bytes weigh as much as one token where no tokenizer is known."""
-APPROXIMATE_BLOCK_BYTES = 256
-APPROXIMATE = "approximate"
-"""The tokenizer field of chains over bytes: they never meet a chain of real tokens."""
 NO_LEASES = LeaseTotals()
 ROOTS_KEPT = 1_024
 """Identities whose chain root is remembered; clients choose salts, so there may be any number."""
@@ -74,7 +73,8 @@ class _Found(NamedTuple):
 class Choice:
     """A chosen replica with everything that was taken for the request.
 
-    ``is_told``: the engine's events will tell what becomes of the prompt.
+    ``is_told``: the engine's events will tell what becomes of the prompt. ``shadows``: placements
+    of its bytes, of which no event tells.
     """
 
     member: Member
@@ -84,6 +84,7 @@ class Choice:
     placements: list[Placement]
     footprint: Footprint
     is_told: bool
+    shadows: list[tuple[Placements, Placement]] = field(default_factory=list)
 
     def first_byte(self, now_s: float) -> None:
         """Note that the prompt is computed: the engine's events are about to tell."""
@@ -100,6 +101,8 @@ class Choice:
         if self.lease.finish(outcome) and not had_first_byte:
             for placement in self.placements:
                 self.book.withdraw(placement)
+            for book, shadow in self.shadows:
+                book.withdraw(shadow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +153,19 @@ class Chooser:
             prompt_tokens=units if is_exact else units // BYTES_PER_TOKEN,
         )
 
+    def questions(self, routed: Routed, candidates: Sequence[Member]) -> list[Question]:
+        """Return what a direct lookup has to ask: the chains, each where events tell of it."""
+        asked: dict[int, tuple[Branch, list[ReplicaId]]] = {}
+        for member in candidates:
+            if self._is_told(routed, member):
+                branch = self._branch(routed, member)
+                asked.setdefault(id(branch), (branch, []))[1].append(member.replica)
+        return [
+            Question(namespace=namespace_of(branch.identity), chain=chain, replicas=tuple(replicas))
+            for branch, replicas in asked.values()
+            for chain in branch.chains
+        ]
+
     def choose(self, routed: Routed, candidates: Sequence[Member]) -> Choice | None:
         """Return the choice among ``candidates``, its lease taken; None when there are none."""
         if not candidates:
@@ -177,8 +193,13 @@ class Chooser:
         book = self._know.pending if is_told else self._know.guessed
         chains = self._branch(routed, member).chains
         placements = [book.place(member.replica, chain, now_s) for chain in chains]
+        shadows: list[tuple[Placements, Placement]] = []
+        if routed.prompt.shadows:
+            hash_of = (self._root, self._chain_seed)
+            guessed = self._know.guessed
+            shadows = place_shadows(routed.prompt, member.replica, guessed, hash_of, now_s)
         footprint = self._occupy(routed, member)
-        return Choice(member, decision, lease, book, placements, footprint, is_told)
+        return Choice(member, decision, lease, book, placements, footprint, is_told, shadows)
 
     @staticmethod
     def _is_told(routed: Routed, member: Member) -> bool:
@@ -316,14 +337,9 @@ class Chooser:
 
 def identity_of(routed: Routed, announced: ModelIdentity | None) -> ModelIdentity:
     """Return what the request's chain starts from on a replica that announces ``announced``."""
-    scope = salt_scope(routed.prompt.salt)
     if not routed.is_exact:
-        return ModelIdentity(
-            model=routed.prompt.model,
-            tokenizer=APPROXIMATE,
-            scope=scope,
-            block_tokens=APPROXIMATE_BLOCK_BYTES,
-        )
+        return approximate_identity(routed.prompt)
+    scope = salt_scope(routed.prompt.salt)
     if announced is None:
         return ModelIdentity(model=routed.prompt.model, scope=scope)
     return structs.replace(announced, scope=scope) if scope else announced

@@ -5,7 +5,7 @@ Unknown keys are refused. A wrong value ends with ``ConfigError``, which names t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,6 +18,7 @@ from policies.weighted import Weighted
 from router.upstream import Endpoint
 from state.client import check_url
 from state.model import NAME_PATTERN
+from state.residency import MIN_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
+
+ExtraPath = Annotated[str, Meta(pattern=r"\A(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*){1,16}\Z")]
+"""A path without a query, and without a segment that begins with a dot."""
+TokensFrom = Literal["engine", "bytes", "off"]
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
 DEFAULT_ADMIN = "127.0.0.1:8081"
@@ -46,16 +51,42 @@ class StaticReplica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to read prompts of one model: a directory with tokenizer.json and chat template."""
+    """How to read prompts of one model.
+
+    ``tokenizer`` is a directory with tokenizer.json and chat template; ``tokens`` says what to do
+    without one, other than ``tokens.source`` does.
+    """
 
     name: str
-    tokenizer: str
+    tokenizer: str | None = None
+    tokens: TokensFrom | None = None
+
+
+class TokenSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where tokens of models without a tokenizer directory come from.
+
+    ``source``: asked of an engine that tells what it holds (``engine``), bytes in their place
+    (``bytes``), or none: such a model's requests go by load (``off``). A request waits for an
+    engine for ``patience_s`` and ``patience_per_mib_s`` for each MiB of its body, but at most for
+    ``patience_cap_s``.
+    """
+
+    source: TokensFrom = "engine"
+    patience_s: PositiveFloat = 0.025
+    patience_per_mib_s: Annotated[float, Meta(ge=0)] = 0.75
+    patience_cap_s: PositiveFloat = 0.4
 
 
 class StateSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where shared state lives. Without ``redis`` a private Valkey server is started."""
+    """Where shared state lives. Without ``redis`` a private Valkey server is started.
+
+    ``lookup``: decide on a copy of the index in this process, or ask the store per request. The
+    copy takes at most ``mirror_bytes`` of memory, 1 GiB for 4.7 million blocks and more.
+    """
 
     redis: str | None = None
+    lookup: Literal["mirror", "direct"] = "mirror"
+    mirror_bytes: Annotated[int, Meta(ge=MIN_BYTES)] = 1 << 30
     chain_seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
 
@@ -115,6 +146,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     admin: str | None = DEFAULT_ADMIN
     replicas: tuple[StaticReplica, ...] = ()
     models: tuple[ModelSettings, ...] = ()
+    tokens: TokenSettings = TokenSettings()
     state: StateSettings = StateSettings()
     policy: AnyPolicy = Weighted()
     hot_prefix: HotSettings = HotSettings()
@@ -123,6 +155,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: LimitSettings = LimitSettings()
     health: HealthSettings = HealthSettings()
     drain: DrainSettings = DrainSettings()
+    paths: tuple[ExtraPath, ...] = ()
     receipts: bool = False
     decisions_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
@@ -201,6 +234,10 @@ def check_config(config: Config) -> None:
             message = f"replicas[{index}]: {name!r} occurs twice; give each replica its own name"
             raise ConfigError(message)
         seen.add(name)
+    for index, model in enumerate(config.models):
+        if (model.tokenizer is None) is (model.tokens is None):
+            message = f"models[{index}]: expected one of tokenizer and tokens"
+            raise ConfigError(message)
     models = [model.name for model in config.models]
     if len(set(models)) != len(models):
         message = "models: a model occurs twice"

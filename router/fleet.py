@@ -7,6 +7,7 @@ holds never matters.
 
 from __future__ import annotations
 
+import logging
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from router.config import StaticReplica
     from state.model import ReplicaState
     from state.store import FleetReader
+
+_log = logging.getLogger(__name__)
 
 
 class Member(Struct, frozen=True, kw_only=True):
@@ -105,6 +108,13 @@ class FleetTable:
         self._seen: Mapping[ReplicaId, ReplicaState] | None = None
         self._members: dict[ReplicaId, Member] = {}
         self._identities: dict[ModelIdentity, ModelIdentity] = {}
+        self._unusable: frozenset[ReplicaId] = frozenset()
+
+    @property
+    def unusable(self) -> frozenset[ReplicaId]:
+        """The registered replicas that are no members: nobody can be reached at their address."""
+        self.members()
+        return self._unusable
 
     def members(self) -> Mapping[ReplicaId, Member]:
         """Return all members, live or not, in a stable order."""
@@ -115,14 +125,21 @@ class FleetTable:
         return self._members
 
     def _merge(self, registered: Mapping[ReplicaId, ReplicaState]) -> dict[ReplicaId, Member]:
-        known = [registered_member(state) for _, state in sorted(registered.items())]
-        merged = {member.replica: self._shared(member) for member in known if member is not None}
+        known = {name: registered_member(state) for name, state in sorted(registered.items())}
+        self._note_unusable(frozenset(name for name, member in known.items() if member is None))
+        members = [member for member in known.values() if member is not None]
+        merged = {member.replica: self._shared(member) for member in members}
         self._identities = {m.identity: m.identity for m in merged.values() if m.identity}
         taken = {member.endpoint for member in merged.values()}
         for member in self._configured:
             if member.endpoint not in taken and member.replica not in merged:
                 merged[member.replica] = member
         return merged
+
+    def _note_unusable(self, unusable: frozenset[ReplicaId]) -> None:
+        for replica in sorted(unusable - self._unusable):
+            _log.warning("replica %s is ignored: its record has no usable address", replica)
+        self._unusable = unusable
 
     def _shared(self, member: Member) -> Member:
         """Return ``member`` with the one object that stands for its identity in this table."""

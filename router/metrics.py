@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from policies.model import Decision
     from router.trace import DecisionRecord
+    from state.mirror import MirrorFigures
     from state.model import ReplicaId
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,6 +44,9 @@ class Gauges(Collector):
         self.freshness: Callable[[], tuple[Rung, float]] = lambda: (Rung.LOCAL, 0.0)
         self.loop_lag_s: Callable[[], float] = float
         self.open_connections: Callable[[], int] = int
+        self.unusable_records: Callable[[], int] = int
+        self.lookups: Callable[[], Mapping[str, int]] = dict
+        self.mirror: Callable[[], MirrorFigures | None] = lambda: None
 
     def collect(self) -> Iterable[Metric]:
         """Yield every gauge with its current value."""
@@ -67,8 +71,34 @@ class Gauges(Collector):
             ("state_age_seconds", "Age of the view of the fleet.", age_s),
             ("loop_lag_seconds", "Last measured delay of the event loop.", self.loop_lag_s()),
             ("replica_connections", "Open connections to replicas.", self.open_connections()),
+            ("unusable_records", "Replicas with no usable address.", self.unusable_records()),
         ):
             yield GaugeMetricFamily(f"warmroute_{name}", text, value=float(value))
+        lookups = CounterMetricFamily(
+            "warmroute_state_lookups", "Direct lookups by what they gave.", labels=["outcome"]
+        )
+        for outcome, count in self.lookups().items():
+            lookups.add_metric([outcome], float(count))
+        yield lookups
+        mirror = self.mirror()
+        if mirror is not None:
+            yield from _mirror_metrics(mirror)
+
+
+def _mirror_metrics(mirror: MirrorFigures) -> Iterable[Metric]:
+    transitions = CounterMetricFamily(
+        "warmroute_state_transitions", "Moves of the shared state to a rung.", labels=["rung"]
+    )
+    for step in Rung:
+        transitions.add_metric([step.value], float(mirror.rungs_entered.get(step, 0)))
+    yield transitions
+    for name, text, count in (
+        ("mirror_snapshots", "Whole readings of one replica's residency.", mirror.snapshots),
+        ("mirror_evicted_blocks", "Blocks forgotten to stay in the bound.", mirror.evicted_blocks),
+    ):
+        yield CounterMetricFamily(f"warmroute_{name}", text, value=float(count))
+    text = "Estimated memory of the index, bounded by state.mirror_bytes."
+    yield GaugeMetricFamily("warmroute_mirror_bytes", text, value=float(mirror.index_bytes))
 
 
 class Counts(Collector):

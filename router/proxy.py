@@ -43,11 +43,12 @@ if TYPE_CHECKING:
     from router.metrics import Metrics
     from router.relay import Relayed
     from router.request import Request
+    from router.token_source import TokenSource
     from router.trace import DecisionTrace
     from router.upstream import UpstreamPool
     from router.wire import ClientStream
     from state.model import ReplicaId
-    from state.store import FleetReader
+    from state.store import FleetReader, Lookup
 
 MAX_ATTEMPTS = 3
 CLIENT_CLOSED = 499
@@ -67,6 +68,7 @@ class ProxyParts:
     fleet: FleetTable
     health: Health
     prompts: PromptReader
+    tokens: TokenSource
     chooser: Chooser
     pool: UpstreamPool
     trace: DecisionTrace
@@ -74,6 +76,7 @@ class ProxyParts:
     clock: Callable[[], float]
     unix_clock: Callable[[], float]
     mint_id: Callable[[], str]
+    lookup: Lookup | None = None
 
 
 @dataclass(slots=True)
@@ -162,6 +165,8 @@ class Proxy:
         call.routed = parts.chooser.route(prompt)
         tried: set[ReplicaId] = set()
         while True:
+            if parts.lookup is not None:
+                await self._look_up(parts.lookup, call.routed, tried)
             choice = self._choose(call.routed, tried)
             parts.metrics.decided(choice.decision, parts.clock() - began_s)
             try:
@@ -180,10 +185,19 @@ class Proxy:
     async def _read(self, path: str, body: bytes) -> ReadPrompt:
         try:
             if path in PREFIX_PATHS:
-                return await self._parts.prompts.read(path, body)
+                prompt = await self._parts.prompts.read(path, body)
+                if prompt.is_rough:
+                    prompt = await self._parts.tokens.refined(path, body, prompt)
+                return prompt
             return read_load_only(body)
         except BadPromptError as error:
             raise ClientError(str(error), param=error.field) from None
+
+    async def _look_up(self, lookup: Lookup, routed: Routed, tried: set[ReplicaId]) -> None:
+        """Ask the store what the candidates hold; ``_choose`` reads it without a wait between."""
+        parts = self._parts
+        candidates = parts.fleet.candidates(routed.prompt.model or None, parts.health, tried)
+        await lookup.prepare(parts.chooser.questions(routed, candidates))
 
     def _choose(self, routed: Routed, tried: set[ReplicaId]) -> Choice:
         parts = self._parts
@@ -270,6 +284,8 @@ class Proxy:
         parts, routed = self._parts, call.routed
         heat = routed.heat if routed is not None else None
         usage = call.relayed.usage if call.relayed is not None else None
+        if routed is not None:
+            parts.tokens.check(routed.prompt, usage)
         rung, age_s = parts.reader.freshness()
         record = DecisionRecord(
             request_id=call.request_id,

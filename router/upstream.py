@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FETCH_LIMIT_BYTES = 4 * 1024 * 1024
 """The largest body that ``fetch`` takes."""
+_JSON_LINES = b"Content-Type: application/json\r\n"
 WATCHES_PER_LIMIT = 16
 """A limit may be overrun by this part of the shortest one."""
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
@@ -205,7 +206,7 @@ class UpstreamPool:
 
 
 class _Fetch:
-    """The sink of a small GET."""
+    """The sink of a small answer."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -232,30 +233,48 @@ class _Fetch:
 
 
 async def fetch(
-    endpoint: Endpoint, target: str, pool: UpstreamPool, timeout_s: float
+    endpoint: Endpoint,
+    target: str,
+    pool: UpstreamPool,
+    timeout_s: float,
+    body: bytes | None = None,
 ) -> tuple[int, RawHeaders, bytes]:
-    """GET a small resource of a replica: status, headers, body. Raises ReplicaError."""
+    """GET a small resource of a replica, or POST a JSON ``body``: status, headers, body.
+
+    Raises ReplicaError.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             try:
-                return await _fetch_on(pool.take(endpoint), endpoint, target, pool)
+                return await _fetch_on(pool.take(endpoint), endpoint, target, pool, body)
             except StaleConnectionError:
-                return await _fetch_on(None, endpoint, target, pool)
+                return await _fetch_on(None, endpoint, target, pool, body)
     except TimeoutError:
         message = f"the replica did not answer in {timeout_s:g} s"
         raise ReplicaTimeoutError(message) from None
 
 
 async def _fetch_on(
-    pooled: UpstreamConnection | None, endpoint: Endpoint, target: str, pool: UpstreamPool
+    pooled: UpstreamConnection | None,
+    endpoint: Endpoint,
+    target: str,
+    pool: UpstreamPool,
+    body: bytes | None,
 ) -> tuple[int, RawHeaders, bytes]:
     connection = pooled or await pool.connect(endpoint)
     sink = _Fetch()
+    method = "GET" if body is None else "POST"
     head = request_head(
-        "GET", target, b"", host=endpoint.authority, body_bytes=0, request_id=None, peer=None
+        method,
+        target,
+        b"" if body is None else _JSON_LINES,
+        host=endpoint.authority,
+        body_bytes=len(body or b""),
+        request_id=None,
+        peer=None,
     )
     try:
-        connection.send(sink, "GET", head, b"")
+        connection.send(sink, method, head, body or b"")
         await sink.done
     finally:
         connection.abandon(sink)

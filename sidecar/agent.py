@@ -23,9 +23,12 @@ import zmq
 
 from sidecar.announce import Announcer, FencedError
 from sidecar.event import MalformedError, decode_batch
+from sidecar.exporter import Exporter
 from sidecar.fold import PageFolder, PageSizeError
+from sidecar.metrics import RenewalReason, SidecarMetrics
 from sidecar.profile import SettingsError, SidecarSettings, discover, replica_name, with_page
 from sidecar.scrape import EngineClient, EngineError, EngineMetrics
+from sidecar.silence import Silence
 from sidecar.subscriber import EventSubscriber, Reset, ResetReason
 from state.model import Generation, ReplicaRecord
 
@@ -44,6 +47,12 @@ _FINISH_TIMEOUT_S: Final = 2.0
 _SOCKET_RETRY_S: Final = 5.0
 _LOST_LINK_POLL_S: Final = 0.25
 _MAX_PAGE_CHANGES: Final = 3
+_RENEWAL_OF_RESET: Final = {
+    ResetReason.CONNECTED: RenewalReason.START,
+    ResetReason.RESTARTED: RenewalReason.RESTARTED,
+    ResetReason.LOST: RenewalReason.LOST,
+    ResetReason.REQUESTED: RenewalReason.RESTARTED,
+}
 _LOG = logging.getLogger("warmroute.sidecar")
 
 
@@ -51,11 +60,16 @@ class SidecarAgent:
     """One engine, one replica, one run."""
 
     def __init__(
-        self, settings: SidecarSettings, client: EngineClient, announcer: Announcer
+        self,
+        settings: SidecarSettings,
+        client: EngineClient,
+        announcer: Announcer,
+        clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._client = client
         self._announcer = announcer
+        self._clock = clock
         self._replica: ReplicaId = replica_name(settings, client)
         self._sidecar = secrets.token_hex(8)
         self._profile: EngineProfile | None = None
@@ -67,16 +81,17 @@ class SidecarAgent:
         self._must_discover = False
         self._source_changed = asyncio.Event()
         self._link_lost = asyncio.Event()
-        self.malformed_events = 0
-        self.unknown_events = 0
+        self._silence = Silence(self._replica, settings.event_silence_s)
+        self.metrics = SidecarMetrics(self._replica)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``, then drain and deregister; raises FencedError."""
         profile = await self._await_engine(stop)
         if profile is None:
             return
+        self.metrics.is_engine_up = True
         if profile.source is None:
-            self._begin_life(profile)
+            self._begin_life(profile, RenewalReason.START)
         self._profile = profile
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -110,7 +125,7 @@ class SidecarAgent:
                     await stop.wait()
         return None
 
-    def _begin_life(self, profile: EngineProfile) -> None:
+    def _begin_life(self, profile: EngineProfile, reason: RenewalReason) -> None:
         """Start from an empty cache under a new generation."""
         self._profile = profile
         self._folder = PageFolder(
@@ -119,6 +134,8 @@ class SidecarAgent:
             seed=self._settings.chain_seed,
             capacity_pages=profile.capacity_pages,
         )
+        self.metrics.follow_folder(self._folder, reason)
+        self.metrics.has_unfit_pages = False
         self._announce()
 
     def _announce(self) -> None:
@@ -147,11 +164,14 @@ class SidecarAgent:
             source = self._profile.source if self._profile is not None else None
             self._source_changed.clear()
             self._is_awaiting_reset = self._is_awaiting_reset and source is not None
+            self._silence.begin()
+            self.metrics.is_following = source is not None
             if source is None:
                 _LOG.warning("no events to follow: replica=%s is known by load", self._replica)
                 await self._source_changed.wait()
                 continue
             self._subscriber = EventSubscriber(source, on_loss=self._link_lost.set)
+            self.metrics.follow_subscriber(self._subscriber)
             reading = asyncio.create_task(self._read(self._subscriber))
             changed = asyncio.create_task(self._source_changed.wait())
             try:
@@ -161,7 +181,7 @@ class SidecarAgent:
             except zmq.ZMQError as error:
                 _LOG.warning("event socket failed: replica=%s %s", self._replica, error)
                 if self._folder is None and self._profile is not None:
-                    self._begin_life(self._profile)
+                    self._begin_life(self._profile, RenewalReason.START)
                 await asyncio.sleep(_SOCKET_RETRY_S)
             finally:
                 self._subscriber = None
@@ -185,11 +205,11 @@ class SidecarAgent:
         elif self._profile is not None:
             if reset.reason is not ResetReason.CONNECTED:
                 _LOG.info("new generation: replica=%s reason=%s", self._replica, reset.reason)
-            self._begin_life(self._profile)
+            self._begin_life(self._profile, _RENEWAL_OF_RESET[reset.reason])
 
-    def _begin_again(self, profile: EngineProfile) -> None:
+    def _begin_again(self, profile: EngineProfile, reason: RenewalReason) -> None:
         """Void everything at once, then learn again what the engine holds."""
-        self._begin_life(profile)
+        self._begin_life(profile, reason)
         if self._subscriber is not None:
             self._is_awaiting_reset = True
             self._subscriber.resync()
@@ -198,15 +218,18 @@ class SidecarAgent:
         folder = self._folder
         if folder is None:
             return
+        counts = self.metrics
+        counts.batches += 1
+        self._silence.hear()
         try:
             decoded = decode_batch(batch.payload)
         except MalformedError:
-            self.malformed_events += 1
+            counts.malformed_events += 1
             return
-        if decoded.malformed_events and not self.malformed_events:
+        if decoded.malformed_events and not counts.malformed_events:
             _LOG.warning("events that no known engine sends: replica=%s", self._replica)
-        self.malformed_events += decoded.malformed_events
-        self.unknown_events += decoded.unknown_events
+        counts.malformed_events += decoded.malformed_events
+        counts.unknown_events += decoded.unknown_events
         try:
             self._announcer.add(folder.apply(decoded.events))
         except PageSizeError as error:
@@ -222,7 +245,7 @@ class SidecarAgent:
         does_fit = changed.identity.block_tokens % page_tokens == 0
         if does_fit and self._page_changes <= _MAX_PAGE_CHANGES:
             _LOG.warning("page size is %d: replica=%s", page_tokens, self._replica)
-            self._begin_again(changed)
+            self._begin_again(changed, RenewalReason.PAGE_SIZE)
             return
         _LOG.error(
             "pages of %d tokens do not fit blocks of %d: replica=%s is known by load only",
@@ -231,7 +254,8 @@ class SidecarAgent:
             self._replica,
         )
         self._is_awaiting_reset = True  # until the engine begins another life
-        self._begin_life(profile)
+        self._begin_life(profile, RenewalReason.PAGE_SIZE)
+        self.metrics.has_unfit_pages = True
 
     async def _watch(self) -> None:
         """Ask for health and load, each ``scrape_interval_s``.
@@ -255,6 +279,9 @@ class SidecarAgent:
     async def _pass_check(self) -> None:
         metrics = await self._metrics()
         self._announcer.report(metrics.load if metrics else None)
+        self.metrics.is_engine_up = True
+        source = self._profile.source if self._profile is not None else None
+        self.metrics.is_missing_events = self._silence.look(source, metrics, self._clock())
         was_down, self._failed_checks = self._is_down(), 0
         started_at_s = metrics.started_at_s if metrics else None
         is_doubtful = self._must_discover or self._has_lost_link()
@@ -268,6 +295,7 @@ class SidecarAgent:
         self._announcer.report(None)
         self._failed_checks += 1
         if self._failed_checks == self._settings.failed_checks:
+            self.metrics.is_engine_up = False
             _LOG.warning("engine is down, deregistering: replica=%s", self._replica)
             self._announcer.withdraw()
 
@@ -292,7 +320,7 @@ class SidecarAgent:
                 self._announce()
             return
         self._page_changes = 0
-        self._begin_again(found)
+        self._begin_again(found, RenewalReason.RESTARTED)
         if known is None or found.source != known.source:
             self._source_changed.set()
 
@@ -349,4 +377,6 @@ async def run_agent(
         on_registered=on_ready,
     )
     async with engine as client:
-        await SidecarAgent(settings, client, announcer).run(stop)
+        agent = SidecarAgent(settings, client, announcer, clock)
+        async with Exporter(settings.metrics, agent.metrics.render):
+            await agent.run(stop)

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from sidecar.renewal import Renewal
 from state.model import ChangeBatch, Fence, Generation, Tier
 from state.prefix import namespace_of
 from state.store import StateError
+from state.timing import StoreTiming
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,6 +56,7 @@ class Announcer:
         rng: Random,
         heartbeat_interval_s: float = 1.0,
         flush_interval_s: float = 0.01,
+        residency_cap_s: float = StoreTiming().residency_cap_s,
         on_registered: Callable[[ReplicaRecord], None] | None = None,
     ) -> None:
         self._writer = writer
@@ -61,6 +64,7 @@ class Announcer:
         self._rng = rng
         self._heartbeat_interval_s = heartbeat_interval_s
         self._flush_interval_s = flush_interval_s
+        self._renewal = Renewal(writer, clock, rng, residency_cap_s)
         self._on_registered = on_registered
         self._wake = asyncio.Event()
         self._withdrawn = asyncio.Event()
@@ -144,10 +148,13 @@ class Announcer:
             await self._announce_all(self._target)
         elif self._clock() >= self._heartbeat_due_s:
             await self._heartbeat()
+        elif self._clock() >= self._renewal.due_s:
+            await self._announce_again(self._target[1])
         elif self._pending and self._clock() >= self._flush_due_s:
             await self._flush()
         else:
-            due_s = self._flush_due_s if self._pending else self._heartbeat_due_s
+            idle_until_s = min(self._heartbeat_due_s, self._renewal.due_s)
+            due_s = self._flush_due_s if self._pending else idle_until_s
             await self._sleep(due_s - self._clock())
 
     async def _sleep(self, delay_s: float) -> None:
@@ -192,6 +199,7 @@ class Announcer:
         self._pending.clear()
         self._sequence = 0
         self._heartbeat_due_s = self._clock()
+        self._renewal.plan()
         for batches in self._chunks(self._everything(folder)):
             await self._writer.apply(batches)
             if self._target is None or self._is_dirty:
@@ -201,6 +209,25 @@ class Announcer:
         _LOG.info("replica registered: replica=%s generation=%s", record.replica, generation)
         if self._on_registered is not None:
             self._on_registered(record)
+
+    async def _announce_again(self, folder: PageFolder) -> None:
+        """Renew the life of all blocks in the store; later changes wait for that."""
+        record = self._current()
+        resident = {key: tuple(blocks) for key, blocks in folder.resident().items() if blocks}
+        await self._flush()  # what ``resident`` shows already, before anything later
+        if self._is_current(record):
+            await self._renewal.renew(record, resident, lambda: self._keep_alive(record))
+
+    async def _keep_alive(self, record: ReplicaRecord) -> bool:
+        """Send a heartbeat when one is due; False when ``record`` is void by now."""
+        if self._is_current(record) and self._clock() >= self._heartbeat_due_s:
+            await self._heartbeat()
+        return self._is_current(record)
+
+    def _is_current(self, record: ReplicaRecord) -> bool:
+        registered = self._registered
+        is_same = registered is not None and registered.generation == record.generation
+        return is_same and self._target is not None and not self._is_dirty
 
     async def _check_fence(self) -> None:
         """Raise FencedError when the registry shows a sidecar that is not this one.

@@ -29,6 +29,8 @@ class SidecarSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     ``engine`` is ``http://host:port``; ``advertise`` is what routers dial, the same by default.
     ``events`` and ``replay`` are ZMQ endpoints. ``block_tokens`` is a multiple of the page.
+    ``metrics`` is ``host:port`` (0: any free port). After ``event_silence_s`` an engine that works
+    but was never heard is reported.
     """
 
     engine: str
@@ -45,12 +47,14 @@ class SidecarSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     capacity_pages: _Tokens | None = None
     events: str | None = None
     replay: str | None = None
+    metrics: str = "127.0.0.1:0"
     chain_seed: Annotated[int, Meta(ge=0)] = 0
     heartbeat_interval_s: _Seconds = 1.0
     scrape_interval_s: _Seconds = 1.0
     flush_interval_s: _Seconds = 0.01
     drain_grace_s: Annotated[float, Meta(ge=0)] = 5.0
     failed_checks: Annotated[int, Meta(ge=1)] = 3
+    event_silence_s: _Seconds = 10.0
 
     def __repr__(self) -> str:
         """Leave out what may hold secrets."""

@@ -27,6 +27,7 @@ REQUEST_TIMEOUT_S: Final = 2.0
 _RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _QUEUED: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _KV_USED: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
+_PROMPT_TOKENS: Final = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
 _CACHE_CONFIG: Final = "vllm:cache_config_info"
 _START_TIME: Final = "process_start_time_seconds"
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -34,9 +35,13 @@ _ANY_HOSTS: Final = frozenset({"*", "0.0.0.0", "::", "[::]"})  # noqa: S104 - co
 
 
 class EngineMetrics(Struct, frozen=True, kw_only=True):
-    """What ``/metrics`` tells; None where it does not. ``started_at_s`` is Unix time."""
+    """What ``/metrics`` tells; None where it does not. ``started_at_s`` is Unix time.
+
+    ``prompt_tokens`` counts those of all requests since the start.
+    """
 
     load: ReplicaLoad = ReplicaLoad()
+    prompt_tokens: int | None = None
     page_tokens: int | None = None
     capacity_pages: int | None = None
     started_at_s: float | None = None
@@ -70,7 +75,9 @@ def parse_metrics(text: str) -> EngineMetrics:
     apart.
     """
     samples: dict[str, list[tuple[str, float]]] = {}
-    wanted = frozenset((*_RUNNING, *_QUEUED, *_KV_USED, _CACHE_CONFIG, _START_TIME))
+    wanted = frozenset(
+        (*_RUNNING, *_QUEUED, *_KV_USED, *_PROMPT_TOKENS, _CACHE_CONFIG, _START_TIME)
+    )
     for name, labels, value in _samples(text, wanted):
         samples.setdefault(name, []).append((labels, value))
     used = _values(samples, _KV_USED)
@@ -82,6 +89,7 @@ def parse_metrics(text: str) -> EngineMetrics:
             queued=_total(_values(samples, _QUEUED)),
             kv_used_fraction=sum(used) / len(used) if used else None,
         ),
+        prompt_tokens=_total(_values(samples, _PROMPT_TOKENS)),
         page_tokens=_positive(config, "block_size"),
         capacity_pages=_positive(config, "num_gpu_blocks"),
         started_at_s=started[0] if started else None,

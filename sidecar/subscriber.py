@@ -97,6 +97,8 @@ class EventSubscriber:
         self.malformed_messages = 0
         self.dropped_batches = 0
         self.gaps = 0
+        self.missed_batches = 0
+        """Batches that live ones skipped; a replay may have brought them."""
 
     def resync(self) -> None:
         """Deliver a Reset and everything that the engine can replay; from any task."""
@@ -167,6 +169,7 @@ class EventSubscriber:
 
     async def _fill_gap(self, batch: Batch) -> AsyncIterator[Reset | Batch]:
         expected = self._fence.expected_sequence
+        self.missed_batches += batch.sequence - (expected or 0)
         replay = await self._replay(expected or 0)
         missing = replay.batches
         if not (_is_run(missing, expected) and missing[-1].sequence + 1 >= batch.sequence):

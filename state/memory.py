@@ -21,11 +21,13 @@ if TYPE_CHECKING:
         BlockId,
         ChangeBatch,
         Generation,
+        NamespaceId,
         Overlap,
         ReplicaId,
         ReplicaLoad,
         ReplicaRecord,
         RouterId,
+        Tier,
     )
 
 
@@ -99,6 +101,20 @@ class MemoryState:
             self._entries.pop(replica, None)
             self._generations.pop(replica, None)
             self._residency.drop(replica)
+
+    async def copy(self, changes: Sequence[ChangeBatch]) -> None:
+        """Do nothing: what is in memory does not expire block by block."""
+
+    async def swap(
+        self,
+        replica: ReplicaId,
+        generation: Generation,
+        copied_blocks: Mapping[tuple[NamespaceId, Tier], int],
+    ) -> bool:
+        """Return whether the replica still is of this generation and holds so many blocks."""
+        held = self._residency.resident(replica)
+        is_current = self._current_generation(replica) == generation
+        return is_current and held == sum(copied_blocks.values())
 
     def live(self) -> dict[ReplicaId, ReplicaState]:
         """Return the registered replicas whose heartbeats have not lapsed."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
+from redis.exceptions import ReadOnlyError, ResponseError
 
 from state.client import (
     STORE_ERRORS,
@@ -24,32 +24,21 @@ from state.client import (
     redact,
     run_command,
 )
-from state.lease import sum_leases
+from state.lease_exchange import LeaseExchange
 from state.mirror_sync import Follower
 from state.model import ReplicaId, Rung
 from state.registry import Registry
-from state.residency import BLOCK_BYTES_ESTIMATE, Residency
+from state.residency import ENTRY_BYTES, HOLDER_BYTES, Residency
 from state.rhythm import Backoff, Beat, Signal
-from state.schema import (
-    LEASES,
-    REPLICA_INDEX,
-    ROUTER_INDEX,
-    STREAM_START,
-    ReplicaKeys,
-    decode_leases,
-    encode_leases,
-    is_name,
-)
-from state.script import Script, run_scripts
+from state.rung import Ladder
+from state.schema import REPLICA_INDEX, STREAM_START, ReplicaKeys, is_name
 from state.timing import MirrorTiming, StoreTiming
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from random import Random
 
-    from redis.asyncio import Redis
-
-    from state.client import RedisSettings
+    from state.client import Client, RedisSettings
     from state.model import (
         BlockId,
         Generation,
@@ -73,19 +62,23 @@ class Holding(Struct, frozen=True, kw_only=True):
     bytes_estimate: int
 
 
-@dataclass(slots=True)
-class _Exchange:
-    """Our leases and those of others."""
+class MirrorFigures(Struct, frozen=True, kw_only=True):
+    """Counts since the start, and the index's estimated process memory.
 
-    own: Mapping[ReplicaId, LeaseTotals]
-    foreign: Mapping[ReplicaId, LeaseTotals]
-    is_changed: bool = True
-    published_s: float = float("-inf")
-    received_s: float = float("-inf")
+    ``evicted_blocks`` went, counted once per holder, to keep the index within its bound.
+    """
+
+    rungs_entered: dict[Rung, int]
+    snapshots: int
+    evicted_blocks: int
+    index_bytes: int
 
 
 class Mirror:
-    """``FleetReader`` on Redis: ``async with Mirror(...) as mirror``. No read waits."""
+    """``FleetReader`` on Redis: ``async with Mirror(...) as mirror``. No read waits.
+
+    Without an index it keeps replicas, loads and leases only.
+    """
 
     def __init__(
         self,
@@ -96,7 +89,9 @@ class Mirror:
         rng: Random,
         timing: MirrorTiming = MirrorTiming(),  # noqa: B008 - a frozen value
         store_timing: StoreTiming = StoreTiming(),  # noqa: B008 - a frozen value
+        has_index: bool = True,
     ) -> None:
+        self._has_index = has_index
         self._settings = settings
         self._router = router
         self._clock = clock
@@ -106,9 +101,7 @@ class Mirror:
         self._residency = Residency()
         self._registry = Registry(grace_s=timing.grace_s, load_ttl_s=store_timing.load_ttl_s)
         self._follower = Follower(self._residency, self._on_registered, self._on_deregistered)
-        self._leases = _Exchange(own={}, foreign=MappingProxyType({}))
-        self._exchange_script = Script("exchange")
-        self._withdraw_script = Script("withdraw")
+        self._leases = LeaseExchange(router, clock, store_timing.lease_ttl_s)
         self._registry_beat, self._snapshot_beat = Beat(), Beat()
         self._tail_beat, self._lease_beat = Beat(), Beat()
         self._progress = Signal()
@@ -117,16 +110,16 @@ class Mirror:
         self._started_s = clock()
         self._registry_ok_s: float | None = None
         self._tail_ok_s: float | None = None
-        self._logged_rung = Rung.LOCAL
-        self._last_error = ""
+        self._ladder = Ladder(timing)
+        self._last_error = "no answer"
         self._malformed_values = 0
         self.failures = 0
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        self._client: Redis = command_client(self._settings)
-        self._tail_client: Redis = blocking_client(self._settings, self._timing.block_s)
+        self._client: Client = command_client(self._settings)
+        self._tail_client: Client = blocking_client(self._settings, self._timing.block_s)
         loops = {
             "registry": self._poll_registry,
             "snapshot": self._take_snapshots,
@@ -137,6 +130,7 @@ class Mirror:
             asyncio.create_task(self._supervise(name, loop), name=f"mirror-{name}")
             for name, loop in loops.items()
         ]
+        self._tasks.append(asyncio.create_task(self._watch_rung(), name="mirror-rung"))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -146,8 +140,7 @@ class Mirror:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             if self._is_up.is_set():
-                call = self._withdraw_script.call([LEASES, ROUTER_INDEX], [self._router])
-                await run_scripts(self._client, [call])
+                await self._leases.withdraw(self._client)
         except STORE_ERRORS:
             _log.info("leases of %s are left to expire", self._router)
         finally:
@@ -160,29 +153,42 @@ class Mirror:
 
     def overlap(self, chain: Sequence[BlockId]) -> Mapping[ReplicaId, Overlap]:
         """Return the leading resident run of ``chain`` per replica; absent means none."""
+        if self._ladder.rung is Rung.LOCAL:
+            return {}
         return self._residency.overlap(chain)
 
     def publish_leases(self, totals: Mapping[ReplicaId, LeaseTotals]) -> None:
         """Set this router's own leases; they reach the other routers in the background."""
-        self._leases.own = dict(totals)
-        self._leases.is_changed = True
+        self._leases.publish(totals)
 
     def foreign_leases(self) -> Mapping[ReplicaId, LeaseTotals]:
         """Return the leases of all other live routers, summed per replica.
 
         Without news for as long as a lease lives, nothing is known of the others.
         """
-        if self._clock() - self._leases.received_s > self._store_timing.lease_ttl_s:
-            return MappingProxyType({})
-        return self._leases.foreign
+        return self._leases.foreign()
 
     def freshness(self) -> tuple[Rung, float]:
-        """Return the rung and the age of the view in seconds."""
+        """Return the rung and the age of the view in seconds; before the first, since the start.
+
+        A move to another rung is logged: one line each, however many commands failed.
+        """
         now_s = self._clock()
-        if self._registry_ok_s is None or self._tail_ok_s is None:
-            return Rung.LOCAL, now_s - self._started_s
-        age_s = now_s - min(self._registry_ok_s, self._tail_ok_s)
-        return (Rung.LIVE if age_s < self._timing.stale_after_s else Rung.STALE), age_s
+        age_s = None
+        if self._registry_ok_s is not None and self._tail_ok_s is not None:
+            age_s = now_s - min(self._registry_ok_s, self._tail_ok_s)
+        has_moved = self._ladder.observe(age_s, now_s)
+        rung, shown_s = self._ladder.rung, now_s - self._started_s if age_s is None else age_s
+        if has_moved:
+            level = logging.INFO if rung is Rung.LIVE else logging.WARNING
+            reason = "" if rung is Rung.LIVE else f": {self._last_error}"
+            where = redact(self._settings.url)
+            _log.log(level, "state at %s is %s, age %.1f s%s", where, rung.value, shown_s, reason)
+        return rung, shown_s
+
+    def limit_memory(self, max_bytes: int) -> None:
+        """Bound what the index of blocks may take of this process, see ``Residency``."""
+        self._residency.max_bytes = max_bytes
 
     async def settle(self, timeout_s: float) -> bool:
         """Wait until every change stored before the call is visible; False when it is not."""
@@ -202,7 +208,7 @@ class Mirror:
         """Return what is mirrored per replica."""
         counts = {replica: self._residency.resident(replica) for replica in self.replicas()}
         return {
-            replica: Holding(blocks=blocks, bytes_estimate=blocks * BLOCK_BYTES_ESTIMATE)
+            replica: Holding(blocks=blocks, bytes_estimate=blocks * (ENTRY_BYTES + HOLDER_BYTES))
             for replica, blocks in counts.items()
         }
 
@@ -219,8 +225,17 @@ class Mirror:
     @property
     def malformed_values(self) -> int:
         """Values of the store that were ignored because they did not decode."""
-        parts = self._registry.malformed_values + self._follower.malformed_values
-        return parts + self._malformed_values
+        parts = (self._registry, self._follower, self._leases)
+        return sum(part.malformed_values for part in parts) + self._malformed_values
+
+    def figures(self) -> MirrorFigures:
+        """Return what an operator watches of the mirror itself."""
+        return MirrorFigures(
+            rungs_entered=dict(self._ladder.entered),
+            snapshots=self._follower.snapshots,
+            evicted_blocks=self._residency.evicted_blocks,
+            index_bytes=self._residency.memory_bytes,
+        )
 
     async def _supervise(self, name: str, one_round: Callable[[], Awaitable[None]]) -> None:
         """Repeat a loop's rounds for ever; only the registry loop goes first after a failure."""
@@ -232,34 +247,40 @@ class Mirror:
             try:
                 await one_round()
             except STORE_ERRORS as error:
-                self._note_failure(f"{type(error).__name__}: {error}")
+                self._note_failure(error)
+                if isinstance(error, ReadOnlyError):
+                    await self._redial()
             except Exception as error:  # noqa: BLE001 - a fault of ours must not end the mirror
                 if repr(error) != last_fault:
                     _log.exception("mirror loop %s failed", name)
                 last_fault = repr(error)
-                self._note_failure(last_fault)
+                self._note_failure(error)
             else:
                 backoff.reset()
                 continue
             await asyncio.sleep(backoff.next_s())
 
-    def _note_failure(self, error: str) -> None:
-        self.failures += 1
-        self._last_error = error
-        self._is_up.clear()
-        self._registry.expire_loads(self._clock())
-        self._note_rung()
+    async def _redial(self) -> None:
+        """Leave a server that became a replica: its address may lead to another one by now."""
+        with suppress(*STORE_ERRORS):
+            await self._client.aclose()
+            await self._tail_client.aclose()
 
-    def _note_rung(self) -> None:
-        """Log a change of the rung: one line each, however many commands failed."""
-        rung, age_s = self.freshness()
-        if rung is self._logged_rung:
-            return
-        level = logging.INFO if rung is Rung.LIVE else logging.WARNING
-        reason = "" if rung is Rung.LIVE else f": {self._last_error}"
-        where = redact(self._settings.url)
-        _log.log(level, "state at %s is %s, age %.1f s%s", where, rung.value, age_s, reason)
-        self._logged_rung = rung
+    def _note_failure(self, error: Exception) -> None:
+        self.failures += 1
+        self._last_error = f"{type(error).__name__}: {error}"
+        self._is_up.clear()
+        if not isinstance(error, ResponseError):  # it was at least answered
+            self._ladder.note_failure()
+        self._registry.expire_loads(self._clock())
+        self.freshness()
+
+    async def _watch_rung(self) -> None:
+        """Note the view's age also while every loop waits for the server."""
+        while not self._is_closing:
+            await asyncio.sleep(self._timing.registry_interval_s)
+            if self.freshness()[0] is not Rung.LIVE:
+                self._registry.expire_loads(self._clock())
 
     async def _poll_registry(self) -> None:
         self._registry_beat.begin()
@@ -275,14 +296,15 @@ class Mirror:
         self._has_missed_round = False
         self._registry.observe(rows, now_s)
         states = self._registry.view()
-        self._follower.expect({name: states[name].record.generation for name in states})
+        followed = states if self._has_index else {}
+        self._follower.expect({name: states[name].record.generation for name in followed})
         self._snapshot_beat.nudge()
         self._residency.sweep(_SWEEP_BLOCKS)
         self._registry_ok_s = now_s
         self._is_up.set()
         self._registry_beat.end()
         self._progress.send()
-        self._note_rung()
+        self.freshness()
         await self._registry_beat.rest(self._timing.registry_interval_s)
 
     async def _read_registry(self) -> dict[ReplicaId, Row]:
@@ -324,36 +346,9 @@ class Mirror:
 
     async def _exchange_leases(self) -> None:
         self._lease_beat.begin()
-        leases = self._leases
-        now_s = self._clock()
-        is_due = now_s - leases.published_s >= self._timing.lease_heartbeat_s
-        is_publishing = leases.is_changed or is_due
-        leases.is_changed = False
-        value = encode_leases(leases.own) if is_publishing else b""
-        ttl_ms = round(self._store_timing.lease_ttl_s * 1000)
-        call = self._exchange_script.call([LEASES, ROUTER_INDEX], [self._router, value, ttl_ms])
-        try:
-            [board] = await run_scripts(self._client, [call])
-        except BaseException:
-            leases.is_changed = leases.is_changed or is_publishing
-            raise
-        if is_publishing:
-            leases.published_s = now_s
-        self._take_foreign(board)
-        leases.received_s = self._clock()
+        await self._leases.exchange(self._client, self._timing.lease_heartbeat_s)
         self._lease_beat.end()
         await self._lease_beat.rest(self._timing.lease_interval_s)
-
-    def _take_foreign(self, board: Sequence[Any]) -> None:
-        own = self._router.encode()
-        decoded = [
-            decode_leases(value)
-            for router, value in zip(board[::2], board[1::2], strict=True)
-            if router != own
-        ]
-        self._malformed_values += decoded.count(None)
-        totals = sum_leases(leases for leases in decoded if leases is not None)
-        self._leases.foreign = MappingProxyType(totals)
 
     async def _stream_heads(self) -> dict[ReplicaId, bytes]:
         replicas = list(self.replicas())
@@ -369,7 +364,7 @@ class Mirror:
         }
 
     def _has_reached(self, heads: Mapping[ReplicaId, bytes]) -> bool:
-        for replica, head in heads.items():
+        for replica, head in heads.items() if self._has_index else ():
             generation = self._registry.generation(replica)
             if generation and not self._follower.has_reached(replica, generation, head):
                 return False

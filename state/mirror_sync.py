@@ -31,9 +31,7 @@ from state.script import Script, run_scripts
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
-    from redis.asyncio import Redis
-
-    from state.client import Argument
+    from state.client import Argument, Client
     from state.model import BlockId, Generation, ReplicaId, Tier
     from state.residency import Residency
     from state.schema import Entry
@@ -123,7 +121,7 @@ class Follower:
             and _order(follow.position) >= _order(position)
         )
 
-    async def snapshot(self, client: Redis, follow: Follow) -> None:
+    async def snapshot(self, client: Client, follow: Follow) -> None:
         """Read the state of one replica as of now, to be tailed from there."""
         self.snapshots += 1
         try:
@@ -147,7 +145,7 @@ class Follower:
         self._start_at(follow, last_entries)
 
     async def _read_state(
-        self, client: Redis, follow: Follow
+        self, client: Client, follow: Follow
     ) -> tuple[Sequence[Sequence[Any]], list[tuple[Tier, bytes]]]:
         """Return the last entry of the replica's stream, if any, and what its sets hold."""
         pipeline = client.pipeline(transaction=True)
@@ -164,7 +162,7 @@ class Follower:
         return last_entries, found
 
     async def next_entries(
-        self, client: Redis, follows: Mapping[bytes, Follow], block_s: float
+        self, client: Client, follows: Mapping[bytes, Follow], block_s: float
     ) -> list[tuple[Follow, Sequence[Sequence[Any]]]]:
         """Wait up to ``block_s`` for entries of the streams of ``follows``."""
         count = max(1, READ_ENTRIES // len(follows))
@@ -221,7 +219,7 @@ class Follower:
                     return
         follow.place = (entry.sequence, entry.part, entry.parts)
 
-    async def _scanned(self, client: Redis, key: str) -> AsyncIterator[bytes]:
+    async def _scanned(self, client: Client, key: str) -> AsyncIterator[bytes]:
         cursor = b"0"
         while True:
             call = self._scan.call([key], [cursor, MAX_CHUNK_BLOCKS, BLOCK_ID_BYTES])

@@ -3,11 +3,17 @@
 The generation is part of every residency key, so a late write of a dead generation lands in a key
 that nobody reads: ``apply`` needs no fence. Only the registry entry itself is compared and set by
 scripts. Every key gets its time to live in the same transaction or script that may create it.
+
+What one announcement wrote lives until a cap, however often it is extended. Before that the sidecar
+writes all of it again, as copies that no reader sees, and swaps them in: at no time is there less.
 """
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
+
+from redis.exceptions import ReadOnlyError
 
 from state.client import run_command, state_errors
 from state.model import Fence
@@ -31,18 +37,26 @@ from state.script import Script, run_scripts
 from state.timing import StoreTiming
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from random import Random
 
-    from redis.asyncio import Redis
-
-    from state.client import Argument
-    from state.model import ChangeBatch, Generation, ReplicaId, ReplicaLoad, ReplicaRecord
+    from state.client import Argument, Client
+    from state.model import (
+        ChangeBatch,
+        Generation,
+        NamespaceId,
+        ReplicaId,
+        ReplicaLoad,
+        ReplicaRecord,
+        Tier,
+    )
     from state.schema import ChangePart
     from state.script import ScriptCall
 
 _JITTER: Final = (0.8, 1.2)
 _RENEWALS_PER_TTL: Final = 4
+COPY_TTL_S: Final = 600.0
+"""How long a copy that was never swapped in is kept after its last block came."""
 
 
 class RedisWriter:
@@ -50,7 +64,7 @@ class RedisWriter:
 
     def __init__(
         self,
-        client: Redis,
+        client: Client,
         *,
         clock: Callable[[], float],
         rng: Random,
@@ -63,15 +77,17 @@ class RedisWriter:
         self._timing = timing
         self._stream_cap_entries = stream_cap_entries
         self._renewed_s: dict[ReplicaId, float] = {}
+        self._announced_s: dict[ReplicaId, tuple[Generation, float]] = {}
         self._register = Script("register")
         self._heartbeat = Script("heartbeat")
         self._deregister = Script("deregister")
         self._touch = Script("touch")
+        self._swap = Script("swap")
 
     async def register(self, record: ReplicaRecord) -> None:
         """Make ``record`` the replica's entry; a new generation starts with nothing resident."""
         keys = ReplicaKeys(record.replica)
-        with state_errors("register"):
+        async with self._attempt("register"):
             residency = [keys.residency(suffix) for suffix in await self._suffixes(keys)]
             names = [keys.record, keys.generation, keys.load, keys.changes, keys.sets, *residency]
             arguments: list[Argument] = [
@@ -85,6 +101,9 @@ class RedisWriter:
             ]
             calls = [self._register.call(names, arguments), self._touch_call(record.replica)]
             await run_scripts(self._client, calls)
+        announced = self._announced_s.get(record.replica)
+        if announced is None or announced[0] != record.generation:
+            self._announced_s[record.replica] = (record.generation, self._clock())
 
     async def heartbeat(self, record: ReplicaRecord, load: ReplicaLoad | None) -> Fence:
         """Keep the replica and its residency alive and publish ``load``, if still ours."""
@@ -97,11 +116,12 @@ class RedisWriter:
             encode_load(load) if load else b"",
             _ms(self._timing.load_ttl_s),
         ]
-        with state_errors("heartbeat"):
+        async with self._attempt("heartbeat"):
             call = self._heartbeat.call([keys.record, keys.load], arguments)
-            answer, _ = await run_scripts(self._client, [call, self._touch_call(record.replica)])
+            [answer] = await run_scripts(self._client, [call])
             fence = Fence(answer.decode())
-            if fence is Fence.HELD:
+            if fence is Fence.HELD:  # an index entry without a record means that it is gone
+                await run_scripts(self._client, [self._touch_call(record.replica)])
                 await self._renew_residency(record, keys)
         return fence
 
@@ -109,7 +129,7 @@ class RedisWriter:
         """Store residency changes, in order; those of a dead generation have no effect."""
         for batch in changes:
             keys = ReplicaKeys(batch.replica)
-            with state_errors("apply"):
+            async with self._attempt("apply"):
                 for part in parts_of(batch):
                     await self._store_part(keys, batch, part)
 
@@ -119,7 +139,7 @@ class RedisWriter:
         The index keeps its name for a while: that and no record says "gone", not "forgotten".
         """
         keys = ReplicaKeys(replica)
-        with state_errors("deregister"):
+        async with self._attempt("deregister"):
             residency = [keys.residency(suffix) for suffix in await self._suffixes(keys)]
             names = [keys.record, keys.generation, keys.load, keys.changes, keys.sets, *residency]
             arguments: list[Argument] = [
@@ -130,6 +150,63 @@ class RedisWriter:
             ]
             await run_scripts(self._client, [self._deregister.call(names, arguments)])
         self._renewed_s.pop(replica, None)
+        self._announced_s.pop(replica, None)
+
+    async def copy(self, changes: Sequence[ChangeBatch]) -> None:
+        """Write stored blocks to copies of their sets; one that clears begins its copy."""
+        for batch in changes:
+            suffix = residency_suffix(batch.generation, batch.namespace, batch.tier)
+            key = ReplicaKeys(batch.replica).copy(suffix)
+            async with self._attempt("copy"):
+                for part in parts_of(batch):
+                    pipeline = self._client.pipeline(transaction=True)
+                    if part.is_clear:
+                        pipeline.execute_command("UNLINK", key)
+                    if part.stored:
+                        pipeline.execute_command("SADD", key, *part.stored)
+                    pipeline.execute_command("PEXPIRE", key, _ms(COPY_TTL_S))
+                    await pipeline.execute()
+
+    async def swap(
+        self,
+        replica: ReplicaId,
+        generation: Generation,
+        copied_blocks: Mapping[tuple[NamespaceId, Tier], int],
+    ) -> bool:
+        """Put the copies in the place of what was announced; False when one is not whole."""
+        keys = ReplicaKeys(replica)
+        began_s, ttl_ms = self._clock(), self._residency_ttl_ms()
+        calls, kept = [], set()
+        for (namespace, tier), blocks in copied_blocks.items():
+            suffix = residency_suffix(generation, namespace, tier)
+            kept.add(suffix)
+            names = [keys.residency(suffix), keys.copy(suffix), keys.sets]
+            calls.append(self._swap.call(names, [blocks, ttl_ms, suffix, ttl_ms]))
+        async with self._attempt("swap"):
+            listed = await self._suffixes(keys)
+            is_whole = all(await run_scripts(self._client, calls)) if calls else True
+            void = [name for name in listed if suffix_tier(name, generation) and name not in kept]
+            if void:
+                pipeline = self._client.pipeline(transaction=True)
+                pipeline.execute_command("UNLINK", *map(keys.residency, void))
+                pipeline.execute_command("SREM", keys.sets, *void)
+                await pipeline.execute()
+        if is_whole:
+            self._announced_s[replica] = (generation, began_s)
+        return is_whole
+
+    @asynccontextmanager
+    async def _attempt(self, action: str) -> AsyncIterator[None]:
+        """Raise what the store raises as StateError.
+
+        A server that became a replica is left: where its address leads by now is another one.
+        """
+        with state_errors(action):
+            try:
+                yield
+            except ReadOnlyError:
+                await self._client.aclose()
+                raise
 
     async def _suffixes(self, keys: ReplicaKeys) -> list[str]:
         members = await run_command(self._client, "SMEMBERS", keys.sets)
@@ -139,6 +216,7 @@ class RedisWriter:
         """Change the set and tell the stream of it in one transaction."""
         suffix = residency_suffix(batch.generation, batch.namespace, batch.tier)
         blocks = keys.residency(suffix)
+        blocks_ttl_ms = self._blocks_ttl_ms(batch.replica, batch.generation)
         cleared = []
         if part.is_clear:
             suffixes = await self._suffixes(keys)
@@ -152,7 +230,7 @@ class RedisWriter:
             pipeline.execute_command("SREM", blocks, *part.removed)
         if part.stored:
             pipeline.execute_command("SADD", blocks, *part.stored)
-            pipeline.execute_command("PEXPIRE", blocks, ttl_ms)
+            pipeline.execute_command("PEXPIRE", blocks, blocks_ttl_ms)
             pipeline.execute_command("SADD", keys.sets, suffix)
             pipeline.execute_command("PEXPIRE", keys.sets, ttl_ms)
         told = (ENTRY_FIELD, encode_entry(change_entry(batch, part)))
@@ -171,13 +249,24 @@ class RedisWriter:
         suffixes = await self._suffixes(keys)
         live = [name for name in suffixes if suffix_tier(name, record.generation)]
         pipeline = self._client.pipeline(transaction=False)
-        for key in (keys.generation, keys.sets, keys.changes, *map(keys.residency, live)):
+        for key in (keys.generation, keys.sets, keys.changes):
             pipeline.execute_command("PEXPIRE", key, self._residency_ttl_ms())
+        for key in map(keys.residency, live):
+            ttl_ms = self._blocks_ttl_ms(record.replica, record.generation)
+            pipeline.execute_command("PEXPIRE", key, ttl_ms)
         await pipeline.execute()
         self._renewed_s[record.replica] = now_s
 
     def _touch_call(self, replica: ReplicaId) -> ScriptCall:
         return self._touch.call([REPLICA_INDEX], [replica, _ms(INDEX_HORIZON_S)])
+
+    def _blocks_ttl_ms(self, replica: ReplicaId, generation: Generation) -> int:
+        """Return a time to live that does not go beyond the cap of the last announcement."""
+        of, announced_s = self._announced_s.get(replica, (generation, self._clock()))
+        if of != generation:  # nobody reads what a dead generation writes
+            return self._residency_ttl_ms()
+        left_s = announced_s + self._timing.residency_cap_s - self._clock()
+        return min(self._residency_ttl_ms(), _ms(left_s))
 
     def _residency_ttl_ms(self) -> int:
         return _ms(self._timing.residency_ttl_s * self._rng.uniform(*_JITTER))

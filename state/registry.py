@@ -31,6 +31,7 @@ class _Known:
     load: ReplicaLoad | None = None
     load_seen_s: float = 0.0
     doubted_until_s: float | None = None
+    is_missed: bool = False
 
 
 class Registry:
@@ -94,17 +95,23 @@ class Registry:
                 self.version += 1
             known = self._known[replica] = _Known(value, record)
         known.doubted_until_s = None
+        known.is_missed = False
         known.load = decode_load(load_value) if load_value is not None else None
         known.load_seen_s = now_s
         self.malformed_values += load_value is not None and known.load is None
 
     def _miss(self, replica: ReplicaId, is_indexed: bool, now_s: float) -> None:  # noqa: FBT001
+        """Take a replica out that two rounds in a row found indexed, but without a record.
+
+        One is no proof: the store may have been emptied between the reading of the two.
+        """
         known = self._known[replica]
         if known.doubted_until_s is None:
-            if is_indexed:
-                self._remove(replica)
-            else:
+            if not is_indexed:
                 known.doubted_until_s = now_s + self._grace_s
+            elif known.is_missed:
+                self._remove(replica)
+            known.is_missed = True
         elif now_s >= known.doubted_until_s:
             self._remove(replica)
 

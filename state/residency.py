@@ -6,88 +6,116 @@ chain; where a bit falls, that replica's run ends, also when it holds later bloc
 
 A slot belongs to one life of a replica's cache. Dropping a replica only retires its slot, in O(1):
 the walk starts from the bits of live slots, so retired bits never count. What a retired slot left
-behind is swept in small portions by later changes, from the slot's own set of blocks and not by a
-search through the index; the slot is given out again once nothing of it is left. The sets cost
-about a third more memory than bits alone, and buy exact counts and drops that stop nobody.
+behind is swept in small portions by later changes, from the journal of what it held (``holding``)
+and not by a search through the index; the slot is given out again once nothing of it is left.
+
+With ``max_bytes`` the index is bounded: beyond it blocks are evicted, from whoever holds most, its
+oldest first. An evicted block is one that is no longer known: runs get shorter, never longer. What
+chains asked for lately is passed over once (second chance): a chain that is asked for marks all of
+its blocks, so a block seldom goes before its descendants. Marks are made when something must go,
+from the last chains asked; a request pays one append for that, and only near the bound.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
 from itertools import repeat
 from operator import or_
 from typing import TYPE_CHECKING, Final
 
+from state.holding import PORTION_BLOCKS, Holding
 from state.model import Overlap, ReplicaId, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from state.model import BlockId
 
-BLOCK_BYTES_ESTIMATE: Final = 160
-"""Process memory per (block, replica): id, dict entry, bitmap and set entry."""
+ENTRY_BYTES: Final = 200
+"""Process memory per distinct block of a tier: its id 64, a table slot 30 to 120, fragmentation."""
+HOLDER_BYTES: Final = 24
+"""Further memory per replica that holds it: 16 in the journal, and what is noted as gone."""
+MIN_BYTES: Final = 1 << 20
+_ASKED: Final = 1
+"""The lowest bit of an entry is no slot: a chain with this block was asked for."""
+_ASKED_CHAINS: Final = 64
+_SPARING_PORTIONS: Final = 4
+"""In one change; after that many the rest goes unasked, so that no change takes long."""
+_CHECK_BLOCKS: Final = 512
+"""So many new blocks may come before the bound is looked at; it is kept that much below."""
 _SWEEP_PER_CHANGE: Final = 2
 _SWEEP_FLOOR_BLOCKS: Final = 64
-
-
-@dataclass(slots=True)
-class _Slot:
-    bit: int
-    blocks: dict[Tier, set[BlockId]] = field(default_factory=dict)
 
 
 class Residency:
     """Block -> bitmap of replicas, per tier. Synchronous; a replica is known once it stores."""
 
     __slots__ = (
+        "_asked",
         "_bitmaps",
         "_free_bits",
+        "_is_tight",
         "_live_mask",
         "_names",
         "_next_bit",
         "_retired",
         "_slots",
+        "_unchecked_blocks",
+        "evicted_blocks",
+        "max_bytes",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int | None = None) -> None:
         self._bitmaps: dict[Tier, dict[BlockId, int]] = {tier: {} for tier in Tier}
-        self._slots: dict[ReplicaId, _Slot] = {}
-        self._retired: list[_Slot] = []
+        self._slots: dict[ReplicaId, tuple[int, dict[Tier, Holding]]] = {}
+        self._retired: list[tuple[int, dict[Tier, Holding]]] = []
         self._free_bits: list[int] = []
         self._names: dict[int, ReplicaId] = {}
-        self._next_bit = 1
+        self._next_bit = _ASKED << 1
         self._live_mask = 0
+        self.max_bytes = max_bytes
+        """The bound; None for none. Less than ``MIN_BYTES`` is taken for that."""
+        self._asked: deque[Sequence[BlockId]] = deque(maxlen=_ASKED_CHAINS)
+        self._is_tight = False
+        self._unchecked_blocks = 0
+        self.evicted_blocks = 0
+        """Blocks, counted once per holder, that went to stay within the bound."""
 
     def store(self, replica: ReplicaId, tier: Tier, blocks: Sequence[BlockId]) -> None:
         """Note that ``replica`` holds ``blocks`` in ``tier``; known ones change nothing."""
         if not blocks:
             return
-        slot = self._slots.get(replica) or self._open(replica)
-        bit = slot.bit
+        holding = self._holding(replica, tier)
+        bit = holding.bit
         bitmap = self._bitmaps[tier]
         get = bitmap.get
         old, new = 0, bit
+        fresh = []
         for block in blocks:
             known = get(block, 0)
+            if known & bit:
+                continue
             if known is not old:
                 old, new = known, known | bit
             bitmap[block] = new  # one int object for a run of blocks with the same holders
-        held = slot.blocks.get(tier)
-        if held is None:
-            held = slot.blocks[tier] = set()
-        held.update(blocks)
+            fresh.append(block)
+        holding.add(fresh)
         self._sweep_for(len(blocks))
+        self._unchecked_blocks += len(fresh)
+        if self.max_bytes is not None and self._unchecked_blocks >= _CHECK_BLOCKS:
+            self._unchecked_blocks = 0
+            self._keep_within(max(self.max_bytes, MIN_BYTES))
 
     def remove(self, replica: ReplicaId, tier: Tier, blocks: Sequence[BlockId]) -> None:
         """Note that ``replica`` lost ``blocks`` from ``tier``; unknown ones change nothing."""
-        slot = self._slots.get(replica)
-        held = slot.blocks.get(tier) if slot else None
-        if slot is None or not held:
+        _, holdings = self._slots.get(replica, (0, {}))
+        holding = holdings.get(tier)
+        if holding is None:
             return
-        lost = held.intersection(blocks)
-        held -= lost
-        self._clear_bit(tier, slot.bit, lost)
+        get, bit = self._bitmaps[tier].get, holding.bit
+        lost = {block for block in blocks if get(block, 0) & bit}
+        self._clear_bit(tier, bit, lost)
+        holding.remove(lost)
         self._sweep_for(len(blocks))
 
     def drop(self, replica: ReplicaId) -> None:
@@ -95,12 +123,15 @@ class Residency:
         slot = self._slots.pop(replica, None)
         if slot is None:
             return
-        self._live_mask &= ~slot.bit
-        del self._names[slot.bit]
+        bit, _ = slot
+        self._live_mask &= ~bit
+        del self._names[bit]
         self._retired.append(slot)
 
     def overlap(self, chain: Sequence[BlockId]) -> dict[ReplicaId, Overlap]:
         """Return the leading resident run of ``chain`` per replica, where it is not empty."""
+        if self._is_tight and len(chain) > 1:
+            self._asked.append(chain)
         gpu = self._bitmaps[Tier.GPU]
         lower = [bitmap for tier, bitmap in self._bitmaps.items() if tier is not Tier.GPU]
         gpu_runs = self._runs(chain, [gpu])
@@ -117,13 +148,13 @@ class Residency:
 
     def resident(self, replica: ReplicaId) -> int:
         """Return how many blocks ``replica`` holds, over all tiers (a block in two counts 2)."""
-        slot = self._slots.get(replica)
-        return sum(map(len, slot.blocks.values())) if slot else 0
+        _, holdings = self._slots.get(replica, (0, {}))
+        return sum(holding.blocks for holding in holdings.values())
 
     def blocks(self, replica: ReplicaId, tier: Tier) -> frozenset[BlockId]:
         """Return a copy of what ``replica`` holds in ``tier``."""
-        slot = self._slots.get(replica)
-        return frozenset(slot.blocks.get(tier, ())) if slot else frozenset()
+        _, holdings = self._slots.get(replica, (0, {}))
+        return frozenset(holdings.get(tier, ()))
 
     @property
     def indexed_blocks(self) -> int:
@@ -133,39 +164,56 @@ class Residency:
     @property
     def retired_blocks(self) -> int:
         """Blocks of dropped replicas that wait to be swept."""
-        return sum(len(held) for slot in self._retired for held in slot.blocks.values())
+        return sum(held.blocks for _, holdings in self._retired for held in holdings.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Estimated process memory of the index and its journals; never above ``max_bytes``."""
+        journal_blocks = sum(held.journal_blocks for held in self._all_holdings())
+        return self.indexed_blocks * ENTRY_BYTES + journal_blocks * HOLDER_BYTES
 
     def sweep(self, limit_blocks: int) -> None:
         """Clean up at most ``limit_blocks`` that dropped replicas left behind."""
         while self._retired and limit_blocks > 0:
-            slot = self._retired[-1]
-            for tier in list(slot.blocks):
-                held = slot.blocks[tier]
-                swept = [held.pop() for _ in range(min(limit_blocks, len(held)))]
-                self._clear_bit(tier, slot.bit, swept)
-                limit_blocks -= len(swept)
-                if not held:
-                    del slot.blocks[tier]
-            if not slot.blocks:
+            bit, holdings = self._retired[-1]
+            for tier in list(holdings):
+                holding = holdings[tier]
+                before = holding.journal_blocks
+                self._clear_bit(tier, bit, holding.take(limit_blocks))
+                limit_blocks -= before - holding.journal_blocks
+                if not holding.journal_blocks:
+                    del holdings[tier]
+            if not holdings:
                 self._retired.pop()
-                self._free_bits.append(slot.bit)
+                self._free_bits.append(bit)
 
-    def _open(self, replica: ReplicaId) -> _Slot:
+    def _holding(self, replica: ReplicaId, tier: Tier) -> Holding:
+        bit, holdings = self._slots.get(replica) or self._open(replica)
+        holding = holdings.get(tier)
+        if holding is None:
+            holding = holdings[tier] = Holding(bit, tier)
+        return holding
+
+    def _open(self, replica: ReplicaId) -> tuple[int, dict[Tier, Holding]]:
         if self._free_bits:
             bit = self._free_bits.pop()
         else:
             bit = self._next_bit
             self._next_bit <<= 1
-        slot = self._slots[replica] = _Slot(bit)
+        slot = self._slots[replica] = (bit, {})
         self._live_mask |= bit
         self._names[bit] = replica
         return slot
+
+    def _all_holdings(self) -> Iterator[Holding]:
+        for _, holdings in (*self._slots.values(), *self._retired):
+            yield from holdings.values()
 
     def _clear_bit(self, tier: Tier, bit: int, blocks: Iterable[BlockId]) -> None:
         bitmap = self._bitmaps[tier]
         for block in blocks:
             rest = bitmap[block] & ~bit
-            if rest:
+            if rest > _ASKED:
                 bitmap[block] = rest
             else:
                 del bitmap[block]
@@ -173,6 +221,54 @@ class Residency:
     def _sweep_for(self, changed_blocks: int) -> None:
         if self._retired:
             self.sweep(_SWEEP_FLOOR_BLOCKS + _SWEEP_PER_CHANGE * changed_blocks)
+
+    def _keep_within(self, max_bytes: int) -> None:
+        """Evict until the bound holds; what dropped replicas left goes first."""
+        limit_bytes = max_bytes - _CHECK_BLOCKS * (ENTRY_BYTES + HOLDER_BYTES)
+        held_bytes = self.memory_bytes
+        self._is_tight = held_bytes > limit_bytes - limit_bytes // 4
+        portions = 0
+        while held_bytes > limit_bytes:
+            if self._retired:
+                self.sweep(PORTION_BLOCKS)
+            else:
+                self._mark_asked()
+                largest = max(self._all_holdings(), key=lambda held: held.journal_blocks)
+                self._evict_from(largest, is_sparing=portions < _SPARING_PORTIONS)
+                portions += 1
+            held_bytes = self.memory_bytes
+
+    def _evict_from(self, holding: Holding, *, is_sparing: bool) -> None:
+        """Evict the oldest portion; what was asked for gets a second life where ``is_sparing``."""
+        victims = holding.take(PORTION_BLOCKS)
+        if is_sparing:
+            bitmap = self._bitmaps[holding.tier]
+            asked = [block for block in victims if bitmap[block] & _ASKED]
+            if asked:
+                victims = [block for block in victims if not bitmap[block] & _ASKED]
+                old = new = 0
+                for block in asked:
+                    known = bitmap[block]
+                    if known is not old:
+                        old, new = known, known & ~_ASKED
+                    bitmap[block] = new
+                holding.add(asked)
+        self._clear_bit(holding.tier, holding.bit, victims)
+        self.evicted_blocks += len(victims)
+
+    def _mark_asked(self) -> None:
+        """Mark the known leading blocks of the chains that were asked for lately."""
+        while self._asked:
+            chain = self._asked.pop()
+            for bitmap in self._bitmaps.values():
+                old = new = _ASKED
+                for block in chain if bitmap else ():
+                    known = bitmap.get(block)
+                    if known is None:
+                        break
+                    if known is not old:
+                        old, new = known, known | _ASKED
+                    bitmap[block] = new
 
     def _runs(
         self, chain: Sequence[BlockId], bitmaps: list[dict[BlockId, int]]

@@ -70,6 +70,10 @@ class ReplicaKeys:
         """Return the key of the SET of block ids named by ``residency_suffix``."""
         return f"{self._base}blocks:{suffix}"
 
+    def copy(self, suffix: str) -> str:
+        """Return the key under which a residency SET is written afresh before it is swapped in."""
+        return f"{self._base}copy:{suffix}"
+
 
 def residency_suffix(generation: Generation, namespace: NamespaceId, tier: Tier) -> str:
     """Return what sets one residency key of a replica apart from its others."""

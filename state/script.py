@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoScriptError
 
-from state.client import run_command
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from redis.asyncio import Redis
-
-    from state.client import Argument
+    from state.client import Argument, Client
 
 
 class Script:
@@ -27,7 +23,7 @@ class Script:
         self._source = Path(__file__).with_name(f"{name}.lua").read_bytes()
         self._digest = hashlib.sha1(self._source, usedforsecurity=False).hexdigest()
 
-    def call(self, keys: Sequence[str], arguments: Sequence[Argument]) -> ScriptCall:
+    def call(self, keys: Sequence[str | bytes], arguments: Sequence[Argument]) -> ScriptCall:
         """Return a call of this script, not yet sent."""
         return ScriptCall(
             by_digest=("EVALSHA", self._digest, len(keys), *keys, *arguments),
@@ -45,15 +41,31 @@ class ScriptCall:
         self.by_source = by_source
 
 
-async def run_scripts(client: Redis, calls: Sequence[ScriptCall]) -> list[Any]:
+async def run_scripts(client: Client, calls: Sequence[ScriptCall]) -> list[Any]:
     """Run ``calls`` in one round trip and return their results; raises the first error."""
-    pipeline = client.pipeline(transaction=False)
-    for call in calls:
-        pipeline.execute_command(*call.by_digest)
-    results = await pipeline.execute(raise_on_error=False)
-    for number, (call, result) in enumerate(zip(calls, results, strict=True)):
-        if isinstance(result, NoScriptError):
-            results[number] = await run_command(client, *call.by_source)
-        elif isinstance(result, Exception):
+    results = await try_scripts(client, calls)
+    for result in results:
+        if isinstance(result, Exception):
             raise result
     return results
+
+
+async def try_scripts(client: Client, calls: Sequence[ScriptCall]) -> list[Any]:
+    """Run ``calls`` in one round trip; an error of one stands in its result's place.
+
+    Calls of scripts that a server lost are sent once more, whole.
+    """
+    results = await _sent(client, [call.by_digest for call in calls])
+    lost = [n for n, result in enumerate(results) if isinstance(result, NoScriptError)]
+    if lost:
+        again = await _sent(client, [calls[number].by_source for number in lost])
+        for number, result in zip(lost, again, strict=True):
+            results[number] = result
+    return results
+
+
+async def _sent(client: Client, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
+    pipeline = client.pipeline(transaction=False)
+    for command in commands:
+        pipeline.execute_command(*command)
+    return await pipeline.execute(raise_on_error=False)

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec import Struct
+
+from state.model import BlockId, NamespaceId, ReplicaId
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from state.model import (
-        BlockId,
         ChangeBatch,
         Fence,
         Generation,
         LeaseTotals,
         Overlap,
-        ReplicaId,
         ReplicaLoad,
         ReplicaRecord,
         ReplicaState,
         Rung,
+        Tier,
     )
 
 
@@ -52,6 +55,25 @@ class ReplicaWriter(Protocol):
         """Remove the replica and all that is known of it, if the generation is still current."""
         ...
 
+    async def copy(self, changes: Sequence[ChangeBatch]) -> None:
+        """Store all resident blocks once more, unseen by readers until ``swap``.
+
+        The first batch of each namespace and tier has ``is_clear``.
+        """
+        ...
+
+    async def swap(
+        self,
+        replica: ReplicaId,
+        generation: Generation,
+        copied_blocks: Mapping[tuple[NamespaceId, Tier], int],
+    ) -> bool:
+        """Let the copies, of so many blocks each, take the place of the same blocks stored before.
+
+        They live as long as if they were announced now. False when the store lost part of one.
+        """
+        ...
+
 
 class FleetReader(Protocol):
     """What a router knows of the fleet. All but ``settle`` are synchronous and do no I/O."""
@@ -78,4 +100,27 @@ class FleetReader(Protocol):
 
     async def settle(self, timeout_s: float) -> bool:
         """Wait until every change stored before the call is visible; False when it is not."""
+        ...
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """One chain of a request and the replicas on which its blocks may be resident.
+
+    ``namespace`` is that of the identity from which the chain starts.
+    """
+
+    namespace: NamespaceId
+    chain: tuple[BlockId, ...]
+    replicas: tuple[ReplicaId, ...]
+
+
+class Lookup(Protocol):
+    """What a reader has besides that keeps no index but asks the store for each request."""
+
+    async def prepare(self, questions: Sequence[Question]) -> bool:
+        """Let ``overlap`` answer for these chains until the next call; waits a few ms at most.
+
+        False when the store did not answer in time: then ``overlap`` knows of nothing. Whoever
+        calls must read the overlaps before it awaits anything.
+        """
         ...

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 API_KEY_VARIABLE = "WARMROUTE_ENGINE_API_KEY"
 FLAGS = {
     "engine": "the engine's address, http://host:port",
-    "redis": "shared state: redis://, rediss:// or unix:// URL",
+    "redis": "shared state: redis://, rediss://, unix:// or redis+cluster:// URL",
     "replica": "the replica's name; by default the engine's host:port",
     "advertise": "address under which routers reach the engine; by default --engine",
     "model": "model name; by default what the engine's /v1/models says",
@@ -30,6 +30,8 @@ FLAGS = {
     "capacity_pages": "pages in the engine's KV pool; by default what the engine says",
     "events": "ZMQ endpoint of the KV events; by default what /kv_event_sources says",
     "replay": "ZMQ endpoint that replays events",
+    "metrics": "address of /metrics, host:port; port 0: a free one, which the log names",
+    "event_silence_s": "seconds after which a working engine without events is reported",
     "chain_seed": "the same as the routers' state.chain_seed",
     "heartbeat_interval_s": "seconds between heartbeats",
     "scrape_interval_s": "seconds between looks at /health and /metrics",

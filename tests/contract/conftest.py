@@ -1,4 +1,4 @@
-"""One server per session, emptied before each test, and the backends under contract."""
+"""One server and one cluster per session, emptied before each test; the backends under contract."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ import pytest
 
 from support.state_backend import MemoryBackend, RedisBackend
 from support.valkey import ValkeyProcess
+from support.valkey_cluster import ValkeyCluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from support.state_backend import StateServer
+
+BACKENDS = ("memory", "mirror", "direct", "cluster-mirror", "cluster-direct")
 
 
 @pytest.fixture(scope="session")
@@ -20,23 +25,44 @@ def valkey() -> Iterator[ValkeyProcess]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def valkey_cluster() -> Iterator[ValkeyCluster]:
+    with ValkeyCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session", params=["server", "cluster"])
+def state_server(request: pytest.FixtureRequest) -> StateServer:
+    """Return one server, then a cluster of three."""
+    name = "valkey" if request.param == "server" else "valkey_cluster"
+    server: StateServer = request.getfixturevalue(name)
+    return server
+
+
 @pytest.fixture
 async def redis_backend(valkey: ValkeyProcess) -> AsyncIterator[RedisBackend]:
-    await valkey.command("FLUSHALL")
+    await valkey.flush()
     async with AsyncExitStack() as stack:
         yield RedisBackend(valkey, stack)
 
 
-@pytest.fixture(params=["memory", "redis"])
-async def backend(
-    request: pytest.FixtureRequest, valkey: ValkeyProcess
-) -> AsyncIterator[MemoryBackend | RedisBackend]:
+@pytest.fixture
+async def cluster_backend(valkey_cluster: ValkeyCluster) -> AsyncIterator[RedisBackend]:
+    await valkey_cluster.flush()
+    async with AsyncExitStack() as stack:
+        yield RedisBackend(valkey_cluster, stack)
+
+
+@pytest.fixture(params=BACKENDS)
+async def backend(request: pytest.FixtureRequest) -> AsyncIterator[MemoryBackend | RedisBackend]:
     if request.param == "memory":
         yield MemoryBackend()
         return
-    await valkey.command("FLUSHALL")
+    where, _, lookup = request.param.rpartition("-")
+    server: StateServer = request.getfixturevalue("valkey_cluster" if where else "valkey")
+    await server.flush()
     async with AsyncExitStack() as stack:
-        yield RedisBackend(valkey, stack)
+        yield RedisBackend(server, stack, lookup)
 
 
 @pytest.fixture

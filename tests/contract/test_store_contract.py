@@ -78,14 +78,14 @@ async def test_residency_follows_the_changes_in_order(backend: Backend) -> None:
         [batch(1, stored=blocks(1, 2, 3)), batch(2, stored=blocks(4), removed=blocks(3))]
     )
     assert await reader.settle(5)
-    assert reader.overlap(blocks(1, 2, 3, 4))[A].gpu_blocks == 2
+    assert (await backend.overlap(reader, blocks(1, 2, 3, 4)))[A].gpu_blocks == 2
     await backend.writer.apply([batch(3, stored=blocks(3))])
     assert await reader.settle(5)
-    assert reader.overlap(blocks(1, 2, 3, 4))[A].gpu_blocks == 4
+    assert (await backend.overlap(reader, blocks(1, 2, 3, 4)))[A].gpu_blocks == 4
     await backend.writer.apply([batch(4, stored=blocks(1), is_clear=True)])
     for view in (reader, await _settled(backend, "r2")):
         assert await view.settle(5)
-        assert view.overlap(blocks(1, 2, 3, 4))[A].gpu_blocks == 1
+        assert (await backend.overlap(view, blocks(1, 2, 3, 4)))[A].gpu_blocks == 1
 
 
 async def test_a_hole_ends_the_overlap(backend: Backend) -> None:
@@ -95,7 +95,7 @@ async def test_a_hole_ends_the_overlap(backend: Backend) -> None:
     await backend.writer.apply([batch(1, stored=blocks(0, 2), replica=A)])
     await backend.writer.apply([batch(1, stored=blocks(0, 1), replica=B)])
     reader = await _settled(backend)
-    found = reader.overlap(blocks(0, 1, 2))
+    found = await backend.overlap(reader, blocks(0, 1, 2))
     assert {name: overlap.gpu_blocks for name, overlap in found.items()} == {A: 1, B: 2}
 
 
@@ -105,7 +105,7 @@ async def test_lower_tiers_count_apart_from_the_gpu(backend: Backend) -> None:
         [batch(1, stored=blocks(1)), batch(2, stored=blocks(2, 3), tier=Tier.HOST)]
     )
     reader = await _settled(backend)
-    overlap = reader.overlap(blocks(1, 2, 3, 4))[A]
+    overlap = (await backend.overlap(reader, blocks(1, 2, 3, 4)))[A]
     assert (overlap.gpu_blocks, overlap.any_tier_blocks) == (1, 3)
 
 
@@ -113,10 +113,10 @@ async def test_a_new_generation_starts_with_nothing_resident(backend: Backend) -
     await backend.writer.register(record())
     await backend.writer.apply([batch(1, stored=blocks(1, 2))])
     reader = await _settled(backend)
-    assert reader.overlap(blocks(1))
+    assert await backend.overlap(reader, blocks(1))
     await backend.writer.register(record(generation="g2"))
     assert await reader.settle(5)
-    assert reader.overlap(blocks(1)) == {}
+    assert await backend.overlap(reader, blocks(1)) == {}
 
 
 async def test_a_late_write_of_a_dead_generation_has_no_effect(backend: Backend) -> None:
@@ -128,8 +128,8 @@ async def test_a_late_write_of_a_dead_generation_has_no_effect(backend: Backend)
     await backend.writer.apply([batch(2, stored=blocks(2)), batch(3, is_clear=True)])
     for view in (reader, await _settled(backend, "r2")):
         assert await view.settle(5)
-        assert view.overlap(blocks(1, 2))[A].gpu_blocks == 1
-        assert view.overlap(blocks(2)) == {}
+        assert (await backend.overlap(view, blocks(1, 2)))[A].gpu_blocks == 1
+        assert await backend.overlap(view, blocks(2)) == {}
 
 
 async def test_the_same_generation_registers_again_and_keeps_its_residency(
@@ -140,10 +140,10 @@ async def test_the_same_generation_registers_again_and_keeps_its_residency(
     reader = await _settled(backend)
     await backend.lapse(A)
     assert await reader.settle(5)
-    assert (reader.replicas(), reader.overlap(blocks(1))) == ({}, {})
+    assert (reader.replicas(), await backend.overlap(reader, blocks(1))) == ({}, {})
     await backend.writer.register(record(sidecar="s2"))
     assert await reader.settle(5)
-    assert reader.overlap(blocks(1))[A].gpu_blocks == 1
+    assert (await backend.overlap(reader, blocks(1)))[A].gpu_blocks == 1
 
 
 async def test_deregistering_leaves_nothing_and_a_dead_generation_cannot(
@@ -157,10 +157,10 @@ async def test_deregistering_leaves_nothing_and_a_dead_generation_cannot(
     assert A in reader.replicas()
     await backend.writer.deregister(A, Generation("g2"))
     assert await reader.settle(5)
-    assert (reader.replicas(), reader.overlap(blocks(1))) == ({}, {})
+    assert (reader.replicas(), await backend.overlap(reader, blocks(1))) == ({}, {})
     await backend.writer.register(record(generation="g2"))
     assert await reader.settle(5)
-    assert reader.overlap(blocks(1)) == {}
+    assert await backend.overlap(reader, blocks(1)) == {}
 
 
 async def test_a_batch_of_many_blocks_arrives_whole(backend: Backend) -> None:
@@ -169,11 +169,11 @@ async def test_a_batch_of_many_blocks_arrives_whole(backend: Backend) -> None:
     reader = await _settled(backend)
     await backend.writer.apply([batch(1, stored=many)])
     assert await reader.settle(5)
-    assert reader.overlap(many)[A].gpu_blocks == 10_000
+    assert (await backend.overlap(reader, many))[A].gpu_blocks == 10_000
     await backend.writer.apply([batch(2, stored=blocks(10_000), removed=many[5_000:])])
     for view in (reader, await _settled(backend, "r2")):
         assert await view.settle(5)
-        assert view.overlap(many)[A].gpu_blocks == 5_000
+        assert (await backend.overlap(view, many))[A].gpu_blocks == 5_000
 
 
 async def test_routers_see_the_sum_of_the_others_leases(backend: Backend) -> None:

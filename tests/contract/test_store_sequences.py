@@ -17,8 +17,7 @@ from support.state_backend import MemoryBackend, RedisBackend
 if TYPE_CHECKING:
     from state.model import ReplicaId
     from state.store import FleetReader
-    from support.state_backend import Backend
-    from support.valkey import ValkeyProcess
+    from support.state_backend import Backend, StateServer
 
 _REPLICAS = st.sampled_from([A, B])
 _SIDECARS = st.sampled_from(["s1", "s2"])
@@ -105,34 +104,39 @@ class _Script:
         await self._backend.writer.apply([change])
 
 
-async def _answers(reader: FleetReader) -> tuple[object, ...]:
+async def _answers(backend: Backend, reader: FleetReader) -> tuple[object, ...]:
     assert await reader.settle(5)
-    return (dict(reader.replicas()), *[dict(reader.overlap(probe)) for probe in _PROBES])
+    overlaps = [dict(await backend.overlap(reader, probe)) for probe in _PROBES]
+    return (dict(reader.replicas()), *overlaps)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=st.lists(_OPERATIONS, min_size=1, max_size=25))
 def test_any_sequence_leaves_equal_answers_in_memory_and_in_redis(
-    valkey: ValkeyProcess, operations: list[tuple[object, ...]]
+    state_server: StateServer, operations: list[tuple[object, ...]]
 ) -> None:
-    """The mirror that followed all along, and one that only took a snapshot, both agree."""
+    """The mirror that followed all along, one that only took a snapshot, and direct lookup."""
 
     async def scenario() -> None:
-        await valkey.command("FLUSHALL")
+        await state_server.flush()
         async with AsyncExitStack() as stack:
-            memory, redis = MemoryBackend(), RedisBackend(valkey, stack)
+            memory, redis = MemoryBackend(), RedisBackend(state_server, stack)
             redis.writer = redis.open_writer(stream_cap_entries=4)
             expected, mirror = await memory.reader("r1"), await redis.reader("r1")
+            direct = await redis.direct("r3")
             scripts = _Script(memory), _Script(redis)
             registered = [("register", A, 0, "s1"), ("register", B, 0, "s1")]
             for operation in [*registered, *operations]:
                 answers = [await script.play(operation) for script in scripts]
                 assert answers[0] == answers[1]
                 if operation[0] == "look":
-                    assert await _answers(mirror) == await _answers(expected)
-            assert await _answers(mirror) == await _answers(expected)
-            assert await _answers(await redis.reader("r2")) == await _answers(expected)
-            assert await valkey.keys_without_ttl() == []
+                    answer = await _answers(memory, expected)
+                    assert await _answers(redis, mirror) == answer
+                    assert await _answers(redis, direct) == answer
+            answer = await _answers(memory, expected)
+            for reader in (mirror, direct, await redis.reader("r2")):
+                assert await _answers(redis, reader) == answer
+            assert await state_server.keys_without_ttl() == []
 
     asyncio.run(scenario())
 

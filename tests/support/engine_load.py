@@ -43,12 +43,13 @@ class Talk:
 class Turn(Struct, frozen=True, kw_only=True):
     """One answered turn.
 
-    ``known_tokens``: the part of its prompt that was a prompt before; ``rested_s``: how long its
-    conversation had been quiet.
+    ``messages`` are its prompt; ``known_tokens``: the part of it that was a prompt before;
+    ``rested_s``: how long its conversation had been quiet.
     """
 
     phase: str
     talk: int
+    messages: tuple[tuple[str, str], ...]
     answered: Answered
     known_tokens: int
     rested_s: float
@@ -129,6 +130,7 @@ class Players:
                 Turn(
                     phase=phase,
                     talk=talk.number,
+                    messages=tuple(talk.messages),
                     answered=answered,
                     known_tokens=talk.known_tokens,
                     rested_s=began_s - talk.ended_s,

@@ -55,8 +55,10 @@ class KvEngine:
         self.page_tokens = 4
         self.capacity_pages = 1000
         self.running = 0
+        self.prompt_tokens = 0
         self.is_healthy = True
         self.has_metrics = True
+        self.has_sources = True
         self.started_at_s = 1000.0
         self.log: list[tuple[int, bytes]] = []
         self.next_sequence = 0
@@ -163,6 +165,7 @@ process_start_time_seconds {self.started_at_s}
 vllm:num_requests_running{{engine="0"}} {float(self.running)}
 vllm:num_requests_waiting{{engine="0"}} 0.0
 vllm:kv_cache_usage_perc{{engine="0"}} 0.25
+vllm:prompt_tokens_total{{engine="0"}} {float(self.prompt_tokens)}
 vllm:cache_config_info{{block_size="{self.page_tokens}",num_gpu_blocks="{self.capacity_pages}"}} 1.0
 """
         )
@@ -174,6 +177,8 @@ vllm:cache_config_info{{block_size="{self.page_tokens}",num_gpu_blocks="{self.ca
 
     async def _sources(self, request: web.Request) -> web.Response:
         del request
+        if not self.has_sources:
+            return web.Response(status=404)
         replay = f"tcp://*:{self.replay_port}" if self.has_replay else None
         source = {"endpoint": f"tcp://*:{self.events_port}", "replay_endpoint": replay}
         return web.json_response({"0": source})

@@ -19,9 +19,17 @@ from state.store import StateError
 from state.timing import StoreTiming
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from state.model import ChangeBatch, Fence, Generation, ReplicaLoad, ReplicaRecord
+    from state.model import (
+        ChangeBatch,
+        Fence,
+        Generation,
+        NamespaceId,
+        ReplicaLoad,
+        ReplicaRecord,
+        Tier,
+    )
     from state.store import ReplicaWriter
     from support.kv_engine import KvEngine
 
@@ -62,6 +70,17 @@ class Fleet:
 
     async def deregister(self, replica: ReplicaId, generation: Generation) -> None:
         await self.state.deregister(replica, generation)
+
+    async def copy(self, changes: Sequence[ChangeBatch]) -> None:
+        await self.state.copy(changes)
+
+    async def swap(
+        self,
+        replica: ReplicaId,
+        generation: Generation,
+        copied_blocks: Mapping[tuple[NamespaceId, Tier], int],
+    ) -> bool:
+        return await self.state.swap(replica, generation, copied_blocks)
 
     def replica(self) -> ReplicaState | None:
         return self.reader.replicas().get(REPLICA)

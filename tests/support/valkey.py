@@ -93,6 +93,10 @@ class ValkeyProcess:
         finally:
             await client.aclose()
 
+    async def flush(self) -> None:
+        """Empty the server."""
+        await self.command("FLUSHALL")
+
     async def keys_without_ttl(self) -> list[bytes]:
         """Return the keys that would live for ever."""
         client = command_client(self.settings)

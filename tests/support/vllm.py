@@ -54,11 +54,16 @@ class NoEngineError(Exception):
 
 
 def vllm_executable(named: str | None) -> Path:
-    """Return the executable that the variable ``named``; raises NoEngineError."""
+    """Return the executable that the variable ``named``, itself or by its environment.
+
+    Raises NoEngineError.
+    """
     if not named:
-        message = f"{VARIABLE} is not set: name a vLLM executable, such as /opt/vllm/bin/vllm"
+        message = f"{VARIABLE} is not set: name a vLLM executable, or the environment it is in"
         raise NoEngineError(message)
     executable = Path(named).absolute()
+    if executable.is_dir():
+        executable = executable / "bin" / "vllm"
     for file in (executable, executable.with_name("python")):
         if not os.access(file, os.X_OK):
             message = f"{VARIABLE}={named}: {file} is no executable"

@@ -16,15 +16,17 @@ from state.model import (
     Fence,
     Generation,
     ModelIdentity,
+    NamespaceId,
     ReplicaId,
     ReplicaLoad,
     ReplicaRecord,
+    Tier,
 )
 from state.prefix import pack_tokens
 from state.store import StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 IDENTITY = ModelIdentity(model="m", block_tokens=1)
 RECORD = ReplicaRecord(
@@ -45,6 +47,8 @@ class RecordingWriter:
         self.loads: list[ReplicaLoad | None] = []
         self.writes: list[list[ChangeBatch]] = []
         self.withdrawn: list[Generation] = []
+        self.copies: list[list[ChangeBatch]] = []
+        self.swaps: list[dict[tuple[NamespaceId, Tier], int]] = []
         self.fence = Fence.HELD
         self.failures = 0
         self.lost_registrations = 0
@@ -71,6 +75,19 @@ class RecordingWriter:
     async def deregister(self, replica: ReplicaId, generation: Generation) -> None:
         del replica
         self.withdrawn.append(generation)
+
+    async def copy(self, changes: Sequence[ChangeBatch]) -> None:
+        self.copies.append(list(changes))
+
+    async def swap(
+        self,
+        replica: ReplicaId,
+        generation: Generation,
+        copied_blocks: Mapping[tuple[NamespaceId, Tier], int],
+    ) -> bool:
+        del replica, generation
+        self.swaps.append(dict(copied_blocks))
+        return True
 
     def batches(self) -> list[ChangeBatch]:
         return [batch for write in self.writes for batch in write]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LINE = re.compile(r"- (\w\d\d): (.+)")
 
 
+@cache
 def docstrings(path: Path) -> dict[str, str]:
     """Return the docstrings of a file's functions by name."""
     functions = ast.FunctionDef | ast.AsyncFunctionDef

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from msgspec import structs
 
 from policies.hot import HeatMap, HotSettings
 from policies.model import Reason
 from policies.weighted import Weighted
 from prompt.model import PromptTokens, ReadPrompt
-from router.chooser import APPROXIMATE_BLOCK_BYTES, Choice, Chooser, Knowledge, unexplained_queue
+from router.chooser import Choice, Chooser, Knowledge, unexplained_queue
 from router.fleet import Member
+from router.shadow import APPROXIMATE_BLOCK_BYTES
 from router.upstream import Endpoint
 from state.lease import LeaseBook, Outcome
 from state.memory import MemoryState
@@ -173,6 +175,29 @@ def test_a_prompt_of_bytes_is_weighed_in_tokens(rig: Rig) -> None:
     assert again is not None
     assert again.member.replica == first.member.replica
     assert again.decision.predicted_cached_tokens == (40 * APPROXIMATE_BLOCK_BYTES - 1) // 4
+
+
+@pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.FAILED])
+def test_bytes_beside_tokens_find_the_replica_when_there_are_no_tokens(
+    rig: Rig, outcome: Outcome
+) -> None:
+    """An engine that told the tokens of one turn may not tell those of the next."""
+    members = [member(name) for name in NAMES]
+    text = range(40 * APPROXIMATE_BLOCK_BYTES)
+    rough = prompt_of(text, is_exact=False)
+    told = structs.replace(prompt_of(range(2_000)), shadows=rough.prompts)
+    first = rig.choose(told, members)
+    is_done = outcome is Outcome.DONE
+    if is_done:
+        first.first_byte(rig.now_s)
+    first.finish(outcome, had_first_byte=is_done)
+    rig.now_s += 60.0
+    rig.know.pending.settle(lambda _replica, _block: True, rig.now_s)
+    again = rig.choose(rough, members)
+    found = (40 * APPROXIMATE_BLOCK_BYTES - 1) // 4
+    assert again.decision.predicted_cached_tokens == (found if is_done else 0)
+    if is_done:
+        assert again.member.replica == first.member.replica
 
 
 def test_a_lease_is_given_back_once_whoever_finishes(rig: Rig) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from redis.asyncio import BlockingConnectionPool, Redis, SSLConnection
 
+from router.app import enter_reader
 from state.client import RedisSettings, blocking_client, command_client, redact
+from state.cluster import ClusterClient
+from state.direct import LOOKUP_CONNECTIONS, DirectReader
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("state", "policies", "prompt", "router", "sidecar", "warmroute")
@@ -36,23 +41,101 @@ def test_no_other_module_builds_a_client() -> None:
     assert builders == {"state/client.py"}
 
 
+def _limits(client: object) -> dict[str, object]:
+    """Return what a built client of one server will wait for, read from the client itself."""
+    assert isinstance(client, Redis)
+    pool = client.connection_pool
+    assert isinstance(pool, BlockingConnectionPool)
+    assert {"retry", "retry_on_error", "health_check_interval"} <= set(pool.connection_kwargs)
+    connection = pool.make_connection()  # type: ignore[no-untyped-call]
+    assert connection.retry._backoff.compute(1) == 0
+    return {
+        "timeout_s": connection.socket_timeout,
+        "connect_s": connection.socket_connect_timeout,
+        "retries": connection.retry._retries,
+        "retried_errors": connection.retry_on_error,
+        "health_check_s": connection.health_check_interval,
+        "connections": pool.max_connections,
+        "pool_wait_s": pool.timeout,
+    }
+
+
+def _expected(timeout_s: float, connect_s: float, connections: int) -> dict[str, object]:
+    return {
+        "timeout_s": timeout_s,
+        "connect_s": connect_s,
+        "retries": 0,
+        "retried_errors": [],
+        "health_check_s": 0,
+        "connections": connections,
+        "pool_wait_s": timeout_s,
+    }
+
+
 @pytest.mark.parametrize("url", ["redis://h:1/2", "rediss://h", "unix:///run/s?db=3"])
 async def test_every_limit_is_explicit(url: str) -> None:
     client = command_client(RedisSettings(url=url))
     tailer = blocking_client(RedisSettings(url=url), block_s=2.0)
-    for each, timeout_s, connections in ((client, 0.05, 8), (tailer, 2.5, 1)):
-        pool = each.connection_pool
-        options = pool.connection_kwargs
-        assert options["socket_timeout"] == timeout_s
-        assert options["socket_connect_timeout"] == 0.25
-        assert options["retry"]._retries == 0
-        assert options["health_check_interval"] == 0
-        assert pool.max_connections == connections
-        await each.aclose()
+    assert _limits(client) == _expected(0.05, 0.25, 8)
+    assert _limits(tailer) == _expected(2.5, 0.25, 1)
+    await client.aclose()
+    await tailer.aclose()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+async def test_every_node_of_a_cluster_has_the_same_limits(scheme: str) -> None:
+    settings = RedisSettings(url=f"{scheme}+cluster://user:secret@h1:1,[::1]:2,h3")
+    for built, expected in (
+        (command_client(settings), _expected(0.05, 0.25, 8)),
+        (blocking_client(settings, block_s=2.0), _expected(2.5, 0.25, 1)),
+    ):
+        assert isinstance(built, ClusterClient)
+        for address in ("h1:1", "::1:2", "h3:6379"):
+            node = built._node(address)
+            assert _limits(node) == expected
+            made = node.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+            assert isinstance(made, SSLConnection) is (scheme == "rediss")
+            assert f"{made.host}:{made.port}" == address
+            assert (made.username, made.password) == ("user", "secret")
+        assert set(built.nodes()) == {"h1:1", "::1:2", "h3:6379"}
+        await built.aclose()
+
+
+def _clients_of(part: object) -> list[object]:
+    return [value for name, value in vars(part).items() if name.endswith("_client")]
+
+
+async def test_what_a_router_builds_waits_no_longer_than_it_says() -> None:
+    """F7: lookups, for which requests wait, have the short limits; nothing has the library's."""
+    url = "unix:///nowhere/s"
+    async with AsyncExitStack() as stack:
+        reader = await enter_reader(stack, url, "direct")
+        assert isinstance(reader, DirectReader)
+        [lookups] = _clients_of(reader)
+        assert _limits(lookups) == _expected(0.05, 0.25, LOOKUP_CONNECTIONS)
+        mirror = await enter_reader(stack, url, "mirror")
+        for background in (mirror, reader._mirror):
+            built = sorted((_limits(each) for each in _clients_of(background)), key=str)
+            patient, blocking = _expected(1.0, 1.0, 8), _expected(1.1, 1.0, 1)
+            assert built == sorted([patient, blocking], key=str)
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://h?socket_timeout=99", "unix:///s?max_connections=500", "http://h", "h:6379"]
+    "url",
+    [
+        "redis://h?socket_timeout=99",
+        "unix:///s?max_connections=500",
+        "http://h",
+        "h:6379",
+        "redis+cluster://",
+        "redis+cluster://h/1",
+        "redis+cluster://h?db=1",
+        "redis+cluster://h:port",
+        "redis+cluster://h:1,,k:2",
+        "redis+cluster://h:0",
+        "redis+cluster://h:70000",
+        "unix+cluster:///s",
+    ],
 )
 def test_a_url_can_not_override_the_limits(url: str) -> None:
     with pytest.raises(ValueError, match="redis url"):
@@ -66,6 +149,7 @@ def test_a_url_can_not_override_the_limits(url: str) -> None:
         ("rediss://:hunter2@host", "rediss://host"),
         ("unix://:hunter2@/run/s?password=hunter2", "unix:///run/s"),
         ("redis://h:notaport", "(unreadable URL)"),
+        ("redis+cluster://user:hunter2@h1:1,h2:2/0", "redis+cluster://h1:1,h2:2"),
     ],
 )
 def test_a_url_is_logged_without_credentials(url: str, shown: str) -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from prompt.codec import ByteCodec, Codec, load_codec
+from prompt.byte import ByteCodec
+from prompt.codec import Codec, load_codec
 from prompt.model import (
     CodecLoadError,
     TemplateFailureError,

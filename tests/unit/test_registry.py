@@ -24,7 +24,20 @@ def _registry() -> Registry:
 def test_an_indexed_replica_without_a_record_is_gone() -> None:
     registry = _registry()
     registry.observe({A: (None, None)}, now_s=1.0)
+    registry.observe({A: (None, None)}, now_s=1.25)
     assert registry.view() == {}
+
+
+def test_a_store_that_is_emptied_while_it_is_read_empties_no_fleet() -> None:
+    """A85: the index was read before the flush, the records after it."""
+    registry = _registry()
+    registry.observe({A: (None, None)}, now_s=1.0)
+    registry.observe({}, now_s=1.25)
+    registry.observe({}, now_s=31.2)
+    assert list(registry.view()) == [A]
+    registry.observe({A: _row("g2")}, now_s=31.3)
+    registry.observe({A: (None, None)}, now_s=31.4)
+    assert list(registry.view()) == [A]
 
 
 def test_a_replica_that_the_index_forgot_stays_for_the_grace_period() -> None:
@@ -44,6 +57,7 @@ def test_after_an_outage_a_missing_record_is_no_evidence_until_it_was_seen_again
     assert list(registry.view()) == [A]
     registry.observe({A: _row()}, now_s=39.0)
     registry.observe({A: (None, None)}, now_s=39.5)
+    registry.observe({A: (None, None)}, now_s=39.75)
     assert registry.view() == {}
 
 

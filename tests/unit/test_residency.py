@@ -96,7 +96,7 @@ def test_many_lives_do_not_grow_the_index() -> None:
         residency.drop(A)
     assert residency.indexed_blocks <= 300
     residency.store(B, Tier.GPU, blocks(1))
-    assert residency._next_bit <= 1 << 4
+    assert residency._next_bit <= 1 << 5
 
 
 def test_dropping_or_removing_what_is_unknown_changes_nothing() -> None:

@@ -1,0 +1,77 @@
+"""One router's leases on the common board, and those of the others as of the last exchange."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from state.lease import sum_leases
+from state.schema import LEASES, ROUTER_INDEX, decode_leases, encode_leases
+from state.script import Script, run_scripts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from state.client import Client
+    from state.model import LeaseTotals, ReplicaId, RouterId
+
+
+class LeaseExchange:
+    """``publish`` and ``foreign`` are synchronous; ``exchange`` is a mirror's background round."""
+
+    def __init__(self, router: RouterId, clock: Callable[[], float], lease_ttl_s: float) -> None:
+        self._router = router
+        self._clock = clock
+        self._lease_ttl_s = lease_ttl_s
+        self._own: Mapping[ReplicaId, LeaseTotals] = {}
+        self._foreign: Mapping[ReplicaId, LeaseTotals] = MappingProxyType({})
+        self._is_changed = True
+        self._published_s = float("-inf")
+        self._received_s = float("-inf")
+        self._exchange = Script("exchange")
+        self._withdraw = Script("withdraw")
+        self.malformed_values = 0
+
+    def publish(self, totals: Mapping[ReplicaId, LeaseTotals]) -> None:
+        """Set what this router has in flight; the next exchange tells the others."""
+        self._own = dict(totals)
+        self._is_changed = True
+
+    def foreign(self) -> Mapping[ReplicaId, LeaseTotals]:
+        """Return the sums of the others; nothing when there was no news for a lease's life."""
+        if self._clock() - self._received_s > self._lease_ttl_s:
+            return MappingProxyType({})
+        return self._foreign
+
+    async def exchange(self, client: Client, heartbeat_s: float) -> None:
+        """Publish what changed, or all each ``heartbeat_s``, and read everybody's."""
+        now_s = self._clock()
+        is_publishing = self._is_changed or now_s - self._published_s >= heartbeat_s
+        self._is_changed = False
+        value = encode_leases(self._own) if is_publishing else b""
+        ttl_ms = round(self._lease_ttl_s * 1000)
+        call = self._exchange.call([LEASES, ROUTER_INDEX], [self._router, value, ttl_ms])
+        try:
+            [board] = await run_scripts(client, [call])
+        except BaseException:
+            self._is_changed = self._is_changed or is_publishing
+            raise
+        if is_publishing:
+            self._published_s = now_s
+        self._take_foreign(board)
+        self._received_s = self._clock()
+
+    async def withdraw(self, client: Client) -> None:
+        """Take this router off the board."""
+        await run_scripts(client, [self._withdraw.call([LEASES, ROUTER_INDEX], [self._router])])
+
+    def _take_foreign(self, board: Sequence[Any]) -> None:
+        own = self._router.encode()
+        decoded = [
+            decode_leases(value)
+            for router, value in zip(board[::2], board[1::2], strict=True)
+            if router != own
+        ]
+        self.malformed_values += decoded.count(None)
+        totals = sum_leases(leases for leases in decoded if leases is not None)
+        self._foreign = MappingProxyType(totals)

@@ -1,0 +1,150 @@
+"""What an engine told of its pages and when, read from its events by the test itself.
+
+Times are seconds since the epoch, by the engine's own stamp on each batch; the router's decision
+records have the same clock. This reading shares nothing with the sidecar's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+Page = tuple[int, ...]
+"""Its token ids."""
+
+
+@dataclass(slots=True)
+class _Copies:
+    """How many copies of a page there are, from each time on; a page may be stored twice."""
+
+    times_s: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+    def add(self, told_s: float, change: int) -> None:
+        self.times_s.append(told_s)
+        self.counts.append(max(0, (self.counts[-1] if self.counts else 0) + change))
+
+    def clear(self, told_s: float) -> None:
+        if self.counts and self.counts[-1]:
+            self.add(told_s, -self.counts[-1])
+
+    def at(self, moment_s: float) -> int:
+        index = bisect_right(self.times_s, moment_s)
+        return self.counts[index - 1] if index else 0
+
+    def turns(self) -> Iterator[tuple[float, bool]]:
+        """Yield when the page came (True) or was gone (False)."""
+        held = False
+        for told_s, count in zip(self.times_s, self.counts, strict=True):
+            if (count > 0) != held:
+                held = count > 0
+                yield told_s, held
+
+
+@dataclass(slots=True, repr=False)
+class PageLog:
+    """One engine's pages over all its lives.
+
+    ``evictions`` are the times at which a page was removed, one for each copy; ``clears`` those of
+    resets, as the engine told of them; ``lives`` counts the engine's processes.
+    """
+
+    evictions: list[float] = field(default_factory=list)
+    clears: list[float] = field(default_factory=list)
+    lives: int = 0
+    _names: dict[tuple[object, Page], object] = field(default_factory=dict)
+    _copies: defaultdict[object, _Copies] = field(default_factory=lambda: defaultdict(_Copies))
+    _next: int | None = None
+
+    def feed(self, sequence: int, payload: bytes) -> None:
+        """Take one batch."""
+        if self._next is None or sequence < self._next:
+            self.lives += 1
+        else:
+            assert sequence == self._next, f"batches {self._next} to {sequence} are lost"
+        self._next = sequence + 1
+        told_s, events, *_ = msgspec.msgpack.decode(payload)
+        for event in events:
+            self._apply(told_s, event)
+
+    def _apply(self, told_s: float, event: dict[str, Any]) -> None:
+        if event["type"] == "BlockStored":
+            size, parent = event["block_size"], event["parent_block_hash"]
+            for index, name in enumerate(event["block_hashes"]):
+                page = tuple(event["token_ids"][index * size : (index + 1) * size])
+                self._names[parent, page] = name
+                self._copies[name].add(told_s, 1)
+                parent = name
+        elif event["type"] == "BlockRemoved":
+            for name in event["block_hashes"]:
+                self._copies[name].add(told_s, -1)
+                self.evictions.append(told_s)
+        elif event["type"] == "AllBlocksCleared":
+            self.clears.append(told_s)
+            self._clear(told_s)
+
+    def _clear(self, told_s: float) -> None:
+        for copies in self._copies.values():
+            copies.clear(told_s)
+
+    def forget(self) -> None:
+        """Note that the engine is dead: now it holds nothing."""
+        self._clear(time.time())
+
+    def run_at(self, pages: Sequence[Page], moment_s: float) -> int:
+        """Return how many leading ``pages`` the engine held, as far as it had told."""
+        for index, copies in enumerate(self._walk(pages)):
+            if copies is None or not copies.at(moment_s):
+                return index
+        return len(pages)
+
+    def history(self, pages: Sequence[Page]) -> list[tuple[float, bool]]:
+        """Return when the last of ``pages`` came (True) or was gone (False), in order of time."""
+        *_, last = self._walk(pages)
+        return [] if last is None else list(last.turns())
+
+    def _walk(self, pages: Sequence[Page]) -> Iterator[_Copies | None]:
+        parent: object = None
+        for page in pages:
+            parent = self._names.get((parent, page))
+            if parent is None:
+                yield None
+                return
+            yield self._copies[parent]
+
+
+@contextlib.asynccontextmanager
+async def following(events_port: int) -> AsyncIterator[PageLog]:
+    """Read the events of the engine that publishes there, over all its restarts."""
+    log = PageLog()
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.SUB)
+    socket.set_hwm(0)
+    socket.subscribe(b"")
+    socket.connect(f"tcp://127.0.0.1:{events_port}")
+
+    async def read() -> None:
+        while True:
+            _, sequence, payload = await socket.recv_multipart()
+            log.feed(int.from_bytes(sequence, "big"), payload)
+
+    reading = asyncio.create_task(read())
+    try:
+        yield log
+    finally:
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reading
+        context.destroy(linger=0)
