@@ -64,7 +64,8 @@ def run_load(*words: object) -> Load:
         raise NativeError(message)
     load = parse_load(done.stdout)
     if load.failed:
-        message = f"load {' '.join(command[1:])}: {load.failed} requests failed"
+        answers = sorted(set(done.stderr.splitlines()))
+        message = f"load {' '.join(command[1:])}: {load.failed} requests failed {answers[:3]}"
         raise NativeError(message)
     return load
 

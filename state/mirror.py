@@ -153,7 +153,7 @@ class Mirror:
 
     def overlap(self, chain: Sequence[BlockId]) -> Mapping[ReplicaId, Overlap]:
         """Return the leading resident run of ``chain`` per replica; absent means none."""
-        if self._ladder.rung is Rung.LOCAL:
+        if self._ladder.is_outdated:
             return {}
         return self._residency.overlap(chain)
 

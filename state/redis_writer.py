@@ -99,7 +99,9 @@ class RedisWriter:
                 self._stream_cap_entries,
                 encode_entry(Entry(kind=EntryKind.REGISTERED, generation=record.generation)),
             ]
-            calls = [self._register.call(names, arguments), self._touch_call(record.replica)]
+            # The index first: emptied in between, the server has a record too many, and not a name
+            # without one, which readers take for a replica that is gone.
+            calls = [self._touch_call(record.replica), self._register.call(names, arguments)]
             await run_scripts(self._client, calls)
         announced = self._announced_s.get(record.replica)
         if announced is None or announced[0] != record.generation:
@@ -118,11 +120,12 @@ class RedisWriter:
         ]
         async with self._attempt("heartbeat"):
             call = self._heartbeat.call([keys.record, keys.load], arguments)
-            [answer] = await run_scripts(self._client, [call])
+            _, answer = await run_scripts(self._client, [self._touch_call(record.replica), call])
             fence = Fence(answer.decode())
-            if fence is Fence.HELD:  # an index entry without a record means that it is gone
-                await run_scripts(self._client, [self._touch_call(record.replica)])
+            if fence is Fence.HELD:
                 await self._renew_residency(record, keys)
+            elif fence is Fence.UNKNOWN:  # an index entry without a record means "gone"
+                await run_command(self._client, "ZREM", REPLICA_INDEX, record.replica)
         return fence
 
     async def apply(self, changes: Sequence[ChangeBatch]) -> None:

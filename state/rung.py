@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 class Ladder:
     """The present rung and how often each was entered. Clock values are passed in, in seconds."""
 
-    __slots__ = ("_clean_since_s", "_timing", "_was_live", "entered", "rung")
+    __slots__ = ("_clean_since_s", "_timing", "_was_live", "entered", "is_outdated", "rung")
 
     def __init__(self, timing: MirrorTiming) -> None:
         self._timing = timing
         self._clean_since_s: float | None = None
         self._was_live = False
         self.rung = Rung.LOCAL
+        self.is_outdated = False
+        """The copy is too old to be believed; before the first view there is none that is old."""
         self.entered: Counter[Rung] = Counter()
         """Transitions into each rung."""
 
@@ -46,6 +48,7 @@ class Ladder:
                 self.rung, self._was_live = Rung.LIVE, True
         if self.rung is before:
             return False
+        self.is_outdated = self.rung is Rung.LOCAL
         self.entered[self.rung] += 1
         return True
 

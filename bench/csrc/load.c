@@ -20,7 +20,7 @@
 #include <sys/uio.h>
 
 enum { EVENTS = 256, READ_BYTES = 1 << 18, HEAD_BYTES = 8192, MOST_CONNECTIONS = 2048 };
-enum { PATIENCE_S = 30 };
+enum { PATIENCE_S = 60, STREAMS_AT_ONCE = 16 };
 enum State { IDLE, HEAD, SIZED, CHUNK_SIZE, CHUNK_DATA, CHUNK_END, LAST_LINE };
 
 typedef struct {
@@ -173,6 +173,7 @@ static size_t take_head(Connection *connection, const char *data, size_t length)
         return taken;
     }
     connection->is_plain = !strncmp(connection->head + 8, " 200", 4);
+    if (!connection->is_plain) fprintf(stderr, "answer: %.12s\n", connection->head);
     const char *told = header_value(connection->head, head, "content-length:");
     connection->left = told ? strtoull(told, NULL, 10) : 0;
     connection->size_length = 0;
@@ -277,6 +278,12 @@ static void report(int64_t wall_us) {
            (long long)latencies[last]);
 }
 
+/* Begin more streams, few at a time. */
+static void open_streams(void) {
+    if (failed) die("a stream that was to be held failed");
+    while (started < wanted && started - held < STREAMS_AT_ONCE) begin(idle[--idle_count], now_us());
+}
+
 /* Run until all requests are answered, or, when streams are held, until the input ends. */
 static void run(int timer) {
     struct epoll_event events[EVENTS];
@@ -297,7 +304,7 @@ static void run(int timer) {
             }
             if (events[at].events & ~(uint32_t)EPOLLOUT) receive(connection);
         }
-        if (is_hold && failed) die("a stream ended that was to be held");
+        if (is_hold) open_streams();
         if (is_hold && !is_told && held == wanted) {
             is_told = 1;
             alarm(0);
@@ -331,6 +338,8 @@ int main(int count, char **words) {
     if (rate > 0) {
         next_due_us = (double)began_us + gap_us();
         arrive(timer);
+    } else if (is_hold) {
+        open_streams();
     } else {
         while (idle_count) begin(idle[--idle_count], now_us());
     }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 async def test_cancelled_commands_never_leave_their_replies_to_others(
     valkey: ValkeyProcess,
 ) -> None:
-    """R-15: 1,500 commands over a slow link, most of them cancelled: no reply is mixed up.
+    """R-15: 750 commands over a slow link, most of them cancelled: no reply is mixed up.
 
     The values are told apart by the number that each command carries.
     """
@@ -49,7 +49,7 @@ async def test_cancelled_commands_never_leave_their_replies_to_others(
             except STORE_ERRORS:
                 outcomes["failed"] += 1
 
-        for _ in range(50):
+        for _ in range(25):
             tasks = [asyncio.create_task(ask(rng.randrange(1 << 30))) for _ in range(30)]
             for task in tasks:
                 await asyncio.sleep(rng.uniform(0.0, 0.001))
@@ -58,7 +58,7 @@ async def test_cancelled_commands_never_leave_their_replies_to_others(
             results = await asyncio.gather(*tasks, return_exceptions=True)
             faults = [one for one in results if isinstance(one, AssertionError)]
             assert not faults
-        assert outcomes["answered"] > 100
+        assert outcomes["answered"] > 50
         word = b"after"
         for _ in range(20):
             assert await run_command(client, "ECHO", word) == word

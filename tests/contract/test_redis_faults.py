@@ -1,7 +1,7 @@
 """The failure catalogue of the shared store: slow, flapping, flushed, read-only servers.
 
 Rows R-01 to R-03 and more of R-06 are in ``test_mirror_faults``; whole routers are in
-``tests/e2e/test_state_faults``.
+``tests/e2e/test_field_state``.
 """
 
 from __future__ import annotations

@@ -14,11 +14,12 @@ from sidecar.announce import Announcer
 from sidecar.event import RemovedPages, StoredPages
 from sidecar.fold import PageFolder
 from sidecar.renewal import Renewal
-from state.client import run_command
+from state.client import RedisSettings, command_client, run_command
 from state.model import (
     Generation,
     LeaseTotals,
     ModelIdentity,
+    NamespaceId,
     ReplicaId,
     ReplicaLoad,
     ReplicaRecord,
@@ -29,9 +30,11 @@ from state.redis_writer import COPY_TTL_S, RedisWriter
 from state.schema import ReplicaKeys
 from state.timing import StoreTiming
 from support.fleet_state import NAMESPACE, A, B, batch, block, blocks, record
-from support.valkey import eventually
+from support.valkey import ValkeyProcess, eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from support.state_backend import RedisBackend
 
 _KEYS = ReplicaKeys(A)
@@ -149,6 +152,19 @@ async def test_a_scan_that_a_swap_overtakes_still_finds_every_block(
     assert found >= set(many)
 
 
+class _CountingWriter(RedisWriter):
+    swaps = 0
+
+    async def swap(
+        self,
+        replica: ReplicaId,
+        generation: Generation,
+        copied_blocks: Mapping[tuple[NamespaceId, Tier], int],
+    ) -> bool:
+        self.swaps += 1
+        return await super().swap(replica, generation, copied_blocks)
+
+
 def _stored(handle: int, parent: int | None) -> StoredPages:
     return StoredPages(
         handles=(handle,), parent=parent, packed_tokens=pack_tokens([handle]), page_tokens=1
@@ -156,11 +172,11 @@ def _stored(handle: int, parent: int | None) -> StoredPages:
 
 
 async def test_a_sidecar_renews_before_the_cap_and_no_router_sees_the_replica_cold(
-    redis_backend: RedisBackend,
+    redis_backend: RedisBackend, valkey: ValkeyProcess
 ) -> None:
     """Several caps pass while blocks come and go; the same generation lives through all."""
-    timing = StoreTiming(residency_ttl_s=1.0, residency_cap_s=1.2)
-    writer = RedisWriter(redis_backend.client, clock=time.monotonic, rng=Random(1), timing=timing)
+    patient = command_client(RedisSettings(url=valkey.url, command_timeout_s=5.0))
+    writer = _CountingWriter(patient, clock=time.monotonic, rng=Random(1))
     identity = ModelIdentity(model="m", block_tokens=1)
     folder = PageFolder(identity, 1)
     subject = Announcer(
@@ -168,7 +184,7 @@ async def test_a_sidecar_renews_before_the_cap_and_no_router_sees_the_replica_co
         clock=time.monotonic,
         rng=Random(1),
         heartbeat_interval_s=0.05,
-        residency_cap_s=timing.residency_cap_s,
+        residency_cap_s=0.6,
     )
     base = ReplicaRecord(
         replica=A,
@@ -187,7 +203,7 @@ async def test_a_sidecar_renews_before_the_cap_and_no_router_sees_the_replica_co
         await eventually(lambda: bool(mirror.overlap(chain)))
         assert await mirror.settle(5)
         generation, before = mirror.replicas()[A].record.generation, mirror.snapshots
-        end_s, number = time.monotonic() + 3.5, 1000
+        end_s, number = time.monotonic() + 2.6, 1000
         while time.monotonic() < end_s:
             number += 1
             subject.add(folder.apply([_stored(number, None)]))
@@ -202,9 +218,11 @@ async def test_a_sidecar_renews_before_the_cap_and_no_router_sees_the_replica_co
             assert one.overlap(chain)[A].gpu_blocks == 100
             assert one.replicas()[A].record.generation == generation
         assert mirror.snapshots == before
+        assert writer.swaps >= 2
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        await patient.aclose()
 
 
 _FAMILIES = {

@@ -25,6 +25,7 @@ MARKS: Final = [
 PAGES: Final = 1024
 """Per engine."""
 OUTPUT_TOKENS: Final = 12
+CONFIG: Final = {"receipts": True, "decisions_kept": 4_000}
 SETTLE_S: Final = 0.1
 """For the last events of a dead engine to arrive."""
 
@@ -63,7 +64,7 @@ class Stand(Struct, frozen=True):
 @contextlib.asynccontextmanager
 async def open_stand(folder: Path, vllm: Path, model: Path) -> AsyncIterator[Stand]:
     """Start everything; none of it outlives the block."""
-    plan = FleetPlan(replicas=0, model=MODEL, tokenizer=model, config={"receipts": True})
+    plan = FleetPlan(replicas=0, model=MODEL, tokenizer=model, config=CONFIG)
     async with Engines(folder, vllm, model, PAGES) as engines, contextlib.AsyncExitStack() as stack:
         for name in ("v0", "v1"):
             engines.add(name)

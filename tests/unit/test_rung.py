@@ -19,6 +19,7 @@ def _live() -> Ladder:
 def test_without_a_view_it_is_local_and_the_first_view_is_live_at_once() -> None:
     ladder = Ladder(TIMING)
     rungs = [ladder.rung]
+    assert not ladder.is_outdated  # what a first snapshot brings is believed at once
     assert not ladder.observe(None, 5.0)
     rungs.append(ladder.rung)
     assert ladder.observe(0.1, 5.1)
@@ -32,8 +33,14 @@ def test_a_view_that_ages_goes_down_rung_by_rung() -> None:
     rungs = []
     for age_s in (0.9, 1.0, 59.9, 60.0, 500.0):
         ladder.observe(age_s, age_s)
-        rungs.append(ladder.rung)
-    assert rungs == [Rung.LIVE, Rung.STALE, Rung.STALE, Rung.LOCAL, Rung.LOCAL]
+        rungs.append((ladder.rung, ladder.is_outdated))
+    assert rungs == [
+        (Rung.LIVE, False),
+        (Rung.STALE, False),
+        (Rung.STALE, False),
+        (Rung.LOCAL, True),
+        (Rung.LOCAL, True),
+    ]
     assert ladder.entered == {Rung.LIVE: 1, Rung.STALE: 1, Rung.LOCAL: 1}
 
 
