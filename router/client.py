@@ -234,18 +234,18 @@ class ClientConnection(asyncio.Protocol):
     def _on_timer(self) -> None:
         now_s = self._loop.time()
         tick_s = self._tick_s()
-        is_closing = self.transport.is_closing()
-        if self._is_lingering and not self.transport.get_write_buffer_size():
+        is_at_head = self._request is None and self._is_head_timed
+        if self._request is not None and not self._is_answered:
+            due_s = now_s + tick_s  # others look after what is being answered
+        elif self._is_lingering and not self.transport.get_write_buffer_size():
             due_s = self._since_s + LINGER_S
-        elif self._request is not None and not self._is_answered:
-            due_s = now_s + tick_s
-        elif self._is_head_timed and not is_closing:
+        elif is_at_head:
             due_s = self._since_s + self._server.limits.head_deadline_s
         else:
             due_s = self._since_s + KEEP_ALIVE_S
         if now_s < due_s:
             self._timer = self._loop.call_at(min(due_s, now_s + tick_s), self._on_timer)
-        elif self._intake.is_amid_head and not is_closing and not self._is_lingering:
+        elif is_at_head and self._intake.is_amid_head and not self.transport.is_closing():
             self._refuse_slow_head()
         else:
             self.transport.abort()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from router import client as client_module
+from router import server as server_module
 from router.config import LimitSettings
 from router.reply import own_response
 from support.hostile import BODY_LIMIT_BYTES, GET, NEXT, POST, TE
@@ -208,3 +210,21 @@ async def test_connections_beyond_the_limit_are_told_so() -> None:
         again = await running.client()
         again.send(NEXT)
         assert (await again.reply()).status == 200
+
+
+@with_both_loops
+async def test_connections_far_beyond_the_limit_are_closed_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """L-03: telling them costs memory, too."""
+    monkeypatch.setattr(server_module, "SHED_MOST", 1)
+    async with listening(LimitSettings(connections=1)) as running:
+        kept = await running.client()
+        await running.until_connections(1)
+        told = await running.client()
+        assert (await told.reply()).status == 503
+        dropped = await running.client()
+        with contextlib.suppress(ConnectionError):
+            assert await dropped.reader.read() == b""
+        kept.send(NEXT)
+        assert (await kept.reply()).status == 200

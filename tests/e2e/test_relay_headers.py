@@ -80,6 +80,19 @@ async def test_hop_by_hop_headers_end_here_in_both_directions() -> None:
 
 
 @with_both_loops
+async def test_an_offer_of_another_protocol_goes_no_further_and_the_body_does() -> None:
+    """H-47: Java's client offers HTTP/2 with its first request, body and all."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAM\r\n"
+    async with staged(answering(sized(b"ok"))) as front:
+        reply = await front.ask(post(b'{"a":1}', offer))
+        assert (reply.status, reply.body) == (200, b"ok")
+        received = front.replica.requests[0]
+        assert received.body == b'{"a":1}'
+        gone = (b"connection", b"upgrade", b"http2-settings")
+        assert [name for name in gone if received.all(name)] == []
+
+
+@with_both_loops
 async def test_the_replica_sees_the_raw_path_and_its_own_host() -> None:
     """F16: nothing is normalised."""
     async with staged(answering(sized(b"ok"))) as front:

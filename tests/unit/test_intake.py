@@ -174,3 +174,26 @@ def test_a_length_is_read_apart_from_what_is_repeated() -> None:
     assert intake.request is not None
     assert all(name != b"Content-Length" for name, _ in intake.request.headers.received)
     assert intake.request.declared_bytes == 3
+
+
+@pytest.mark.parametrize("step_bytes", [1, 700, 2**20])
+def test_a_head_that_never_ends_is_refused_at_its_limit(step_bytes: int) -> None:
+    """H-20, L-08: what waits for its end is bounded."""
+    data = GET + b"".join(b"X%d: %b\r\n" % (at, b"a" * 1000) for at in range(40))
+    intake = Intake(LIMITS)
+    fed_bytes = 0
+    while intake.request is None:
+        intake.feed(data[fed_bytes : fed_bytes + step_bytes])
+        fed_bytes += step_bytes
+    assert intake.request.refusal is not None
+    assert fed_bytes <= HEAD_BYTES + step_bytes
+    assert intake.waiting_bytes == 0
+
+
+def test_blanks_around_values_are_not_passed_on() -> None:
+    """The parser keeps those at the end (RFC 9110, 5.5)."""
+    intake = Intake(LIMITS)
+    intake.feed(b"GET /x HTTP/1.1\r\nHost: a \t\r\nX: \t b c\t \r\nX-Request-Id: i \r\n\r\n")
+    assert intake.request is not None
+    assert intake.request.headers.lines == b"X: b c\r\n"
+    assert intake.request.headers.request_id == "i"
