@@ -151,8 +151,9 @@ def latency_section(bench: Bench) -> Figures:
             on.introduce(known, field)
             bodies = iter(known)
             for at in range(amounts.rounds + 1):
-                path = on.write(bodies, requests)
-                words = (CONNECTIONS, requests, rate, at + 1)
+                count = requests if at else max(CONNECTIONS, requests // 5)
+                path = on.write(bodies, count)
+                words = (CONNECTIONS, count, rate, at + 1)
                 direct = run_load(on.stub.ports[0], path, *words)
                 seen = {one.name: on.load(one, path, *words)[0] for one in field}
                 if not at:

@@ -120,11 +120,13 @@ class RedisWriter:
         ]
         async with self._attempt("heartbeat"):
             call = self._heartbeat.call([keys.record, keys.load], arguments)
-            _, answer = await run_scripts(self._client, [self._touch_call(record.replica), call])
+            touch = self._touch_call(record.replica)
+            is_new, answer = await run_scripts(self._client, [touch, call])
             fence = Fence(answer.decode())
             if fence is Fence.HELD:
                 await self._renew_residency(record, keys)
-            elif fence is Fence.UNKNOWN:  # an index entry without a record means "gone"
+            elif fence is Fence.UNKNOWN and is_new:
+                # The server was emptied. An index entry without a record would mean "gone".
                 await run_command(self._client, "ZREM", REPLICA_INDEX, record.replica)
         return fence
 

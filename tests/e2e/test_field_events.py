@@ -237,7 +237,7 @@ async def test_adapters_and_salts_that_come_and_go_leave_nothing() -> None:
                 await engine.publish(removed(*range(number, number + 50)))
             await dials.show(held_pages=0)
             await eventually(lambda: not fleet.state._residency.indexed_blocks)
-            assert len(asyncio.all_tasks()) == tasks
+            await eventually(lambda: len(asyncio.all_tasks()) <= tasks)
 
 
 async def test_a_publisher_that_is_faster_than_folding_is_caught_up_with(

@@ -26,7 +26,7 @@ pytestmark = MARKS
 TALKS: Final = 4
 TURNS: Final = 6
 REST_S: Final = 0.5
-"""Between turns: a router hears of another's lease, and of its end, some 0.1 s later."""
+"""Between turns: a router hears late of another's lease, and of its end."""
 DECISIONS: Final = 1_000
 QUESTION: Final = "Why does the quick brown fox jump over the lazy dog, 🦙? " * 4
 
