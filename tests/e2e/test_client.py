@@ -220,11 +220,11 @@ async def test_a_stopping_server_says_close_and_ends_idle_connections_when_it_cl
         asking.send(NEXT)
         assert (await asking.reply()).all(b"connection") == [b"close"]
         assert await asking.is_closed()
-        closing = asyncio.ensure_future(running.server.close(0.3))
-        assert await idle.is_closed()
         gate.set()
         reply = await waiting.reply()
         assert (reply.body, reply.all(b"connection")) == (b"ok", [b"close"])
+        closing = asyncio.ensure_future(running.server.close(0.3))
+        assert await idle.is_closed()
         await closing
         assert await hanging.is_closed()
         assert (running.cancelled, running.server.open_connections) == (1, 0)
