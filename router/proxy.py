@@ -25,7 +25,7 @@ from router.error import (
     ReplicaUnreachableError,
     RouterError,
 )
-from router.relay import RelayRequest, relay
+from router.relay import LeftAfterEndError, RelayRequest, relay
 from router.reply import error_response
 from router.server import DONE_PATHS, PREFIX_PATHS
 from router.trace import Attempt, DecisionRecord
@@ -238,6 +238,10 @@ class Proxy:
             )
         except ReplicaError as error:
             outcome, reason = Outcome.FAILED, error.code
+            raise
+        except LeftAfterEndError as left:
+            outcome, reason = Outcome.DONE, None
+            call.relayed, call.status, call.outcome = left.relayed, left.relayed.status, "done"
             raise
         else:
             outcome, reason = Outcome(relayed.outcome), relayed.reason or None

@@ -8,6 +8,7 @@ handler is cancelled and the replica's connection closed at once, which makes an
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ from router.wire import ClientStream
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from router.connection import UpstreamConnection
     from router.request import Request
     from router.upstream import Endpoint, UpstreamPool
 
@@ -58,6 +60,17 @@ class Relayed(Struct, frozen=True, kw_only=True):
     is_done_seen: bool
 
 
+class LeftAfterEndError(asyncio.CancelledError):
+    """The client closed its connection when it had been told the end of the stream.
+
+    Clients do: the last event says that nothing follows, the end of the body comes after it.
+    """
+
+    def __init__(self, relayed: Relayed) -> None:
+        super().__init__()
+        self.relayed = relayed
+
+
 def _relayed(exchange: Exchange) -> Relayed:
     """Return how the committed exchange ended, or raise why it was not committed."""
     hand, observer, stream = exchange.hand, exchange.observer, exchange.stream
@@ -87,7 +100,7 @@ async def relay(
 
     Raises ReplicaError (before anything was sent to the client), ClientError (a request that cannot
     be written) and CancelledError (after closing the replica's connection, and the client's too
-    when the response had begun).
+    when the response had begun); LeftAfterEndError is one.
     """
     head = request_head(
         outbound.method,
@@ -102,8 +115,17 @@ async def relay(
     exchange = Exchange(request, outbound, pool, added, on_first_byte)
     connection = pool.take(endpoint)
     if connection is not None:
-        await exchange.run(connection, head)
+        await _run(exchange, connection, head)
         if not isinstance(exchange.error, StaleConnectionError):
             return _relayed(exchange)
-    await exchange.run(await pool.connect(endpoint), head)
+    await _run(exchange, await pool.connect(endpoint), head)
     return _relayed(exchange)
+
+
+async def _run(exchange: Exchange, connection: UpstreamConnection, head: bytes) -> None:
+    try:
+        await exchange.run(connection, head)
+    except asyncio.CancelledError:
+        if exchange.stream is not None and exchange.stream.is_done:
+            raise LeftAfterEndError(_relayed(exchange)) from None
+        raise

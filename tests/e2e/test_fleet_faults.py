@@ -119,6 +119,27 @@ async def test_a_client_that_leaves_an_unstreamed_answer_is_a_499_and_nobodys_fa
     assert (await stage.fleet.gauges(stage.fleet.router.url))["warmroute_retries_total"] == 0
 
 
+async def test_a_client_that_leaves_after_the_last_event_has_its_answer(stage: Stage) -> None:
+    """The last event says that nothing follows: clients leave then, before the body has ended."""
+    gone = Gone()
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\n'
+
+    async def without_an_end(talk: Talk, _: Received) -> None:
+        await talk.say(SSE + chunk(EVENT) + chunk(usage) + chunk(DONE))
+        await gone.note(talk)
+
+    stage.cast(without_an_end)
+    client = await stage.client()
+    client.send(post_to(chat_body(), x_request_id="left-at-the-end"))
+    await client.reader.readuntil(b"[DONE]")
+    await leave(client, gone)
+    assert gone.after_s[0] < 1.0
+    record = await stage.fleet.decision("left-at-the-end")
+    assert (record["status"], record["outcome"]) == (200, "done")
+    assert record["attempts"][0]["outcome"] == "done"
+    assert record["reported_prompt_tokens"] == 7
+
+
 async def test_a_client_that_leaves_between_two_slow_tokens_frees_the_replica(
     stage: Stage,
 ) -> None:
