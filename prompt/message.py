@@ -40,14 +40,9 @@ def normalised_messages(
 
 def _normalised(message: dict[str, Any], *, is_structured: bool) -> dict[str, Any]:
     role = message["role"]
-    texts = _texts_of(message.get("content"))
-    if role == "system":
-        texts = list(_without_billing_line(texts))
-    content: Any = "\n".join(text for text in texts if text)
-    if is_structured and role != "tool":
-        content = [{"type": "text", "text": text} for text in texts]
-    elif is_structured:
-        content = "\n".join(texts)
+    content: Any = message.get("content")
+    if type(content) is not str or role == "system" or is_structured:
+        content = _normalised_content(content, role, is_structured=is_structured)
     result: dict[str, Any] = {"role": role, "content": content}
     if role == "assistant":
         result |= _assistant_fields(message)
@@ -58,6 +53,17 @@ def _normalised(message: dict[str, Any], *, is_structured: bool) -> dict[str, An
     if role == "developer" and message.get("tools") is not None:
         result["tools"] = message["tools"]
     return result
+
+
+def _normalised_content(content: object, role: str, *, is_structured: bool) -> Any:
+    texts = _texts_of(content)
+    if role == "system":
+        texts = list(_without_billing_line(texts))
+    if not is_structured:
+        return "\n".join(text for text in texts if text)
+    if role == "tool":
+        return "\n".join(texts)
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def _assistant_fields(message: dict[str, Any]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class SegmentCache:
         start, begin_byte, begin = found.payload or (self.start(), 0, 0)
         is_ascii = len(key) == len(text)
         fresh = text[begin:] if begin else text
-        ends = self._cuts(fresh, [point - begin for point in points])
+        ends = self._cuts(fresh, [point - begin for point in points], PIECE_CHARS)
         pieces = self._pieces(fresh, ends)
         with self._lock:
             run = start.run.extended(start.count, b"".join(pieces[:-1]))
@@ -109,7 +109,7 @@ class SegmentCache:
         """
         fresh = start.carried + text
         carried = len(start.carried)
-        ends = self._cuts(fresh, [point + carried for point in points])
+        ends = self._cuts(fresh, [point + carried for point in points], SHORT_CHARS)
         pieces = self._pieces(fresh, ends)
         with self._lock:
             run = start.run.extended(start.count, b"".join(pieces[:-1]))
@@ -124,13 +124,13 @@ class SegmentCache:
         run = TokenRun().extended(0, self._before)
         return Checkpoint(run, run.count)
 
-    def _cuts(self, text: str, points: Sequence[int]) -> list[int]:
-        """Return cuts: the last before each point and before the end, and one every so often."""
+    def _cuts(self, text: str, points: Sequence[int], most_chars: int) -> list[int]:
+        """Return cuts: the last before each point and the end, and others where these are far."""
         cuts: list[int] = []
         low = 0
         for point in (*points, len(text)):
-            while point - low > PIECE_CHARS:
-                cut = self._shape.cut_after(text, low + PIECE_CHARS - 1)
+            while point - low > most_chars:
+                cut = self._shape.cut_after(text, low + most_chars - 1)
                 if cut is None or cut >= point:
                     break
                 cuts.append(cut)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 MAX_WORDS: Final = 65_536
+SHORT_CHARS: Final = 24
+"""Texts up to here, such as what stands between two messages, are looked up as they are."""
 MAX_WORD_CHARS: Final = 48
 """Longer pieces are rarely seen again."""
 _WIDE_SPACES: Final = ("  ", "\n ", "\t ", "\r ", "\x0b ", "\x0c ")
@@ -68,6 +70,7 @@ class WordTable:
     ) -> None:
         self._find = re.compile(ascii_pattern(pattern)).findall
         self._piece = _Words(encode).__getitem__
+        self._short = _Words(encode).__getitem__
         self._spaced = _Words(lambda word: encode(" " + word)).__getitem__
         self._added = dict(added)
         leads = {content[0] for content in added}
@@ -96,14 +99,13 @@ class WordTable:
         A space after another character than white space begins a piece (``prompt.boundary``): where
         all do, a word and the space before it are looked up at once.
         """
+        if len(text) <= SHORT_CHARS:
+            return self._short(text)
         for two in _WIDE_SPACES:
             if two in text:
-                return self._pieces(text)
+                return b"".join(map(self._piece, self._find(text)))
         first, *words = text.split(" ")
-        return self._pieces(first) + b"".join(map(self._spaced, words))
-
-    def _pieces(self, text: str) -> bytes:
-        return b"".join(map(self._piece, self._find(text)))
+        return self._short(first) + b"".join(map(self._spaced, words))
 
     def _found(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield where added tokens stand in ``text``."""

@@ -97,11 +97,15 @@ def test_words_are_bounded() -> None:
     table = WordTable(GPT2_PATTERN, {}, encode)
     table.packed("".join(f" a{'b' * (number % 20)}{number:x}" for number in range(70_000)))
     table.packed("".join(f"  a{'b' * (number % 20)}{number:x}" for number in range(70_000)))
-    for kept in (table._piece, table._spaced):
+    for number in range(70_000):
+        table.packed(f"{number:x}")
+    for kept in (table._piece, table._spaced, table._short):
         assert 0 < len(kept.__self__) <= MAX_WORDS  # type: ignore[attr-defined]
-    table.packed(" stays")
+    table.packed(" short")
+    table.packed(" what is longer than a short text")
     before = len(asked)
-    table.packed(" stays stays")
+    table.packed(" short")
+    table.packed(" text is longer than what a short text is")
     assert len(asked) == before
     table.packed(" " + "x" * 60)
     table.packed(" " + "x" * 60)
