@@ -31,6 +31,8 @@ class LeaseExchange:
         self._exchange = Script("exchange")
         self._withdraw = Script("withdraw")
         self.malformed_values = 0
+        self.is_alone = False
+        """Whether the last exchange saw no other router."""
 
     def publish(self, totals: Mapping[ReplicaId, LeaseTotals]) -> None:
         """Set what this router has in flight; the next exchange tells the others."""
@@ -73,5 +75,6 @@ class LeaseExchange:
             if router != own
         ]
         self.malformed_values += decoded.count(None)
+        self.is_alone = not decoded
         totals = sum_leases(leases for leases in decoded if leases is not None)
         self._foreign = MappingProxyType(totals)

@@ -348,7 +348,9 @@ class Mirror:
         self._lease_beat.begin()
         await self._leases.exchange(self._client, self._timing.lease_heartbeat_s)
         self._lease_beat.end()
-        await self._lease_beat.rest(self._timing.lease_interval_s)
+        timing = self._timing
+        is_alone = self._leases.is_alone
+        await self._lease_beat.rest(timing.lease_alone_s if is_alone else timing.lease_interval_s)
 
     async def _stream_heads(self) -> dict[ReplicaId, bytes]:
         replicas = list(self.replicas())

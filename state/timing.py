@@ -23,6 +23,8 @@ class StoreTiming(Struct, frozen=True, kw_only=True):
 class MirrorTiming(Struct, frozen=True, kw_only=True):
     """The rhythm of a mirror's background work.
 
+    Leases are exchanged every ``lease_interval_s`` while there are other routers, and else looked
+    for every ``lease_alone_s``.
     ``grace_s`` is how long a replica stays known that the store itself has forgotten. A copy is
     ``stale`` from the age ``stale_after_s`` on and not believed from ``local_after_s`` on; it is
     ``live`` again after ``live_after_s`` without any failure.
@@ -30,6 +32,7 @@ class MirrorTiming(Struct, frozen=True, kw_only=True):
 
     registry_interval_s: float = 0.25
     lease_interval_s: float = 0.05
+    lease_alone_s: float = 0.25
     lease_heartbeat_s: float = 1.0
     block_s: float = 0.1
     stale_after_s: float = 1.0
