@@ -27,8 +27,14 @@ Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 
-ExtraPath = Annotated[str, Meta(pattern=r"\A(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*){1,16}\Z")]
-"""A path without a query, and without a segment that begins with a dot."""
+ExtraPath = Annotated[
+    str,
+    Meta(
+        pattern=r"\A(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*){0,16}(/\*|/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)\Z"
+    ),
+]
+"""A path without a query, and without a segment that begins with a dot; ``/*`` at its end stands
+for every such path that begins so."""
 TokensFrom = Literal["engine", "bytes", "off"]
 
 DEFAULT_LISTEN = "127.0.0.1:8080"

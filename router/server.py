@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import TYPE_CHECKING
 
 from router.client import ClientConnection
@@ -41,15 +42,18 @@ LOAD_PATHS = frozenset(
     }
 )
 """Passed through to the least loaded replica: a prefix is not looked at."""
+_PLAIN_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
+"""What no reader takes for another path: no escapes, no segments that begin with a dot."""
 SHED_MOST = 256
 """So many connections beyond the limit are told so at once; more are closed without a word."""
 
 
 class RouteTable:
-    """Exact path -> method -> handler."""
+    """Exact path -> method -> handler; then paths that end with ``/*``, for plain paths below."""
 
     def __init__(self, routes: Mapping[str, Mapping[str, Handler]]) -> None:
-        self._routes = routes
+        self._routes = {path: found for path, found in routes.items() if path[-2:] != "/*"}
+        self._below = {path[:-1]: found for path, found in routes.items() if path[-2:] == "/*"}
 
     def __call__(self, request: Request) -> Handler:
         """Return the handler of a request by its raw path, never by a normalised one.
@@ -60,6 +64,9 @@ class RouteTable:
         methods = self._routes.get(path)
         if methods is None and path.startswith("/debug/decisions/"):
             methods = self._routes.get("/debug/decisions/{id}")
+        if methods is None and self._below and _PLAIN_PATH.fullmatch(path):
+            fitting = [below for below in self._below if path.startswith(below)]
+            methods = self._below[max(fitting, key=len)] if fitting else None
         if methods is None:
             message = "no such path"
             raise NotFoundError(message)

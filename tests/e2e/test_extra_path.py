@@ -25,12 +25,16 @@ ANY_BODY = b"--boundary\r\nnot JSON"
 async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     actors = [Actor("a"), Actor("b")]
     folder = tmp_path_factory.mktemp("stage")
-    async with staged_router(folder, actors, paths=["/v1/audio/speech", "/pooling"]) as running:
+    async with staged_router(
+        folder, actors, paths=["/v1/audio/speech", "/pooling", "/more/*"]
+    ) as running:
         yield running
 
 
 @pytest.mark.parametrize("body", [BODY, ANY_BODY], ids=["json", "other"])
-@pytest.mark.parametrize("path", ["/v1/audio/speech", "/pooling", "/pooling?a=b"])
+@pytest.mark.parametrize(
+    "path", ["/v1/audio/speech", "/pooling", "/pooling?a=b", "/more/of/these", "/more/x.y?z"]
+)
 async def test_a_configured_path_is_passed_on_by_load(stage: Stage, path: str, body: bytes) -> None:
     stage.reset()
     reply = await stage.ask(post_to(body, path))
@@ -44,7 +48,20 @@ async def test_a_configured_path_is_passed_on_by_load(stage: Stage, path: str, b
 
 @pytest.mark.parametrize(
     "path",
-    ["/pause", "/v1/audio/speech/", "/v1/audio/Speech", "/pooling/..%2fpause", "/v1/../pooling"],
+    [
+        "/pause",
+        "/v1/audio/speech/",
+        "/v1/audio/Speech",
+        "/pooling/..%2fpause",
+        "/v1/../pooling",
+        "/more",
+        "/more/",
+        "/more/../pause",
+        "/more/..%2fpause",
+        "/more/.hidden",
+        "/more//pause",
+        "/more/*",
+    ],
 )
 async def test_no_other_path_is(stage: Stage, path: str) -> None:
     stage.reset()

@@ -55,6 +55,9 @@ def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
         ({"paths": ["/a?b=c"]}, "paths[0]"),
         ({"paths": ["/a", "/b\n"]}, "paths[1]"),
         ({"paths": ["//a"]}, "paths[0]"),
+        ({"paths": ["/a*"]}, "paths[0]"),
+        ({"paths": ["/*/a"]}, "paths[0]"),
+        ({"paths": ["*"]}, "paths[0]"),
         ([], "the file"),
     ],
 )
