@@ -32,7 +32,7 @@ class MirrorTiming(Struct, frozen=True, kw_only=True):
 
     registry_interval_s: float = 0.25
     lease_interval_s: float = 0.05
-    lease_alone_s: float = 0.25
+    lease_alone_s: float = 0.5
     lease_heartbeat_s: float = 1.0
     block_s: float = 0.1
     stale_after_s: float = 1.0
