@@ -53,8 +53,6 @@ _log = logging.getLogger(__name__)
 
 _POLL_CHUNK = 64
 _SWEEP_BLOCKS = 4096
-_EMPTY_FACTOR = 2
-"""A fleet without registered replicas is looked at so much less often."""
 
 
 class Holding(Struct, frozen=True, kw_only=True):
@@ -307,8 +305,7 @@ class Mirror:
         self._registry_beat.end()
         self._progress.send()
         self.freshness()
-        interval_s = self._timing.registry_interval_s
-        await self._registry_beat.rest(interval_s if states else _EMPTY_FACTOR * interval_s)
+        await self._registry_beat.rest(self._timing.registry_interval_s)
 
     async def _read_registry(self) -> dict[ReplicaId, Row]:
         members = await run_command(self._client, "ZRANGE", REPLICA_INDEX, 0, -1)
