@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import json
 import os
 import shutil
 import signal
@@ -36,6 +37,8 @@ PROXY_CORE, LOAD_CORE = 0, 1
 START_S = 120.0
 STOP_S = 3.0
 HTTP_OK = 200
+CAPACITY_TOKENS = 64_000_000
+"""What the router is told of each stub's KV cache: beyond all prompts of a run."""
 BASELINE, WATCHED = (Path(__file__).with_name(name) for name in ("baseline.py", "held.py"))
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
 """No peer asks anything outside of this machine."""
@@ -154,8 +157,8 @@ class Field:
     def _start(self, name: str) -> tuple[Child, int | None]:
         """Start one; returns it with its port, where that had to be chosen before."""
         if name in (ROUGH, EXACT, *HELD):
-            words = [word for url in self._urls() for word in ("--replica", url)]
-            words += ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-level", "error"]
+            words = ["--config", str(self._config()), "--listen", "127.0.0.1:0"]
+            words += ["--admin", "127.0.0.1:0", "--log-level", "error"]
             words += ["--model", f"bench={self._tokenizer}"] if name in (EXACT, HELD[0]) else []
             serve = [str(WATCHED)] if name in HELD else ["-m", "warmroute", "serve"]
             return self._processes.start_command(name, [sys.executable, *serve, *words]), None
@@ -166,6 +169,13 @@ class Field:
         port = free_port()
         command = self._nginx(port) if name == NGINX else self._peer(name, port)
         return self._processes.start_command(name, command), port
+
+    def _config(self) -> Path:
+        """Return the router's configuration: a stub has no cache that the prompts could outgrow."""
+        replicas = [{"url": url, "kv_capacity_tokens": CAPACITY_TOKENS} for url in self._urls()]
+        path = self._directory / "warmroute.yaml"
+        path.write_text(json.dumps({"replicas": replicas}), encoding="utf-8")
+        return path
 
     def _urls(self) -> list[str]:
         return [f"http://127.0.0.1:{port}" for port in self._ports]
