@@ -125,7 +125,7 @@ def redact(url: str) -> str:
 def describe(error: Exception) -> str:
     """Return one printable line about ``error``, without the command that the library quotes."""
     _, quoted, rest = str(error).rpartition(_QUOTED_BEFORE)
-    text = rest if quoted else str(error)
+    text = rest.strip("(),'\"") if quoted else str(error)
     shown = "".join(letter if letter.isprintable() else " " for letter in text)
     return f"{type(error).__name__}: {shown[:_MAX_SHOWN]}"
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_NO_ANSWER = "no answer"
 _POLL_CHUNK = 64
 _SWEEP_BLOCKS = 4096
 
@@ -114,7 +115,7 @@ class Mirror:
         self._tail_ok_s: float | None = None
         self._refused_s: float | None = None
         self._ladder = Ladder(timing)
-        self._last_error = "no answer"
+        self._last_error = _NO_ANSWER
         self._malformed_values = 0
         self.failures = 0
         self._is_closing = False
@@ -189,6 +190,8 @@ class Mirror:
             reason = "" if rung is Rung.LIVE else f": {self._last_error}"
             where = redact(self._settings.url)
             _log.log(level, "state at %s is %s, age %.1f s%s", where, rung.value, shown_s, reason)
+            if rung is Rung.LIVE:  # the next outage has a reason of its own
+                self._last_error = _NO_ANSWER
         return rung, shown_s
 
     def limit_memory(self, max_bytes: int) -> None:

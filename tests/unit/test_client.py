@@ -169,7 +169,7 @@ def test_an_error_is_shown_in_one_printable_line_without_what_was_sent() -> None
     quoted = (
         "Command # 1 (SADD wr:1:{a}:blocks \x1b\x00\n\x9f) of pipeline caused error: ('OOM: full',)"
     )
-    assert describe(ResponseError(quoted)) == "ResponseError: ('OOM: full',)"
+    assert describe(ResponseError(quoted)) == "ResponseError: OOM: full"
     assert describe(OSError("a\nb\x1bc" + "d" * 1_000)) == "OSError: a b c" + "d" * 195
 
 
