@@ -2,7 +2,7 @@
 
 A record that is missing can mean two things. When the index still knows the name, the heartbeats
 lapsed or the replica was deregistered: it is gone. When the index does not know it either, or the
-store has just come back from an outage in which nobody could heartbeat, the store has forgotten:
+store refuses heartbeats, or has just come back from an outage without any, it has forgotten:
 the replica stays for a grace period, in which its sidecar registers again if it lives.
 """
 
