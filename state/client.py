@@ -15,7 +15,7 @@ from msgspec import Struct
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 
 from state.cluster import ClusterClient
 from state.store import StateError
@@ -28,6 +28,11 @@ _CLUSTER_SCHEMES: Final = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 """Schemes of a cluster, and those under which its nodes are reached."""
 _DEFAULT_PORT: Final = 6379
 _PARAMETERS: Final = frozenset({"db"})
+_QUOTED_BEFORE: Final = " of pipeline caused error: "
+"""Before this the library quotes the failed command, raw block ids included."""
+_MAX_SHOWN: Final = 200
+_REFUSALS: Final = ("READONLY", "OOM", "MISCONF", "NOREPLICAS")
+"""Error codes of a server that refuses writes; one that runs a script may wrap them."""
 Argument = str | bytes | int | float
 """What a command may contain."""
 STORE_ERRORS: Final = (RedisError, OSError)
@@ -117,13 +122,28 @@ def redact(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
 
 
+def describe(error: Exception) -> str:
+    """Return one printable line about ``error``, without the command that the library quotes."""
+    _, quoted, rest = str(error).rpartition(_QUOTED_BEFORE)
+    text = rest.strip("(),'\"") if quoted else str(error)
+    shown = "".join(letter if letter.isprintable() else " " for letter in text)
+    return f"{type(error).__name__}: {shown[:_MAX_SHOWN]}"
+
+
+def refuses_writes(error: Exception) -> bool:
+    """Return whether the server answered that it takes no writes now; it may still be read."""
+    return isinstance(error, ReadOnlyError | OutOfMemoryError) or (
+        isinstance(error, ResponseError) and any(code in str(error) for code in _REFUSALS)
+    )
+
+
 @contextmanager
 def state_errors(action: str) -> Iterator[None]:
     """Raise what Redis raises inside as StateError; ``action`` says what was attempted."""
     try:
         yield
     except STORE_ERRORS as error:
-        message = f"{action}: {type(error).__name__}: {error}"
+        message = f"{action}: {describe(error)}"
         raise StateError(message) from error
 
 

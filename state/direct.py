@@ -24,7 +24,7 @@ from msgspec import Struct
 from redis.exceptions import TryAgainError
 
 from state.breaker import Admission, Breaker
-from state.client import STORE_ERRORS, command_client, is_wrong_type, redact
+from state.client import STORE_ERRORS, command_client, describe, is_wrong_type, redact
 from state.model import Overlap, Rung, Tier
 from state.rhythm import Backoff
 from state.schema import BLOCK_ID_BYTES, ReplicaKeys, residency_suffix
@@ -232,7 +232,7 @@ class DirectReader:
         try:
             answers = await self._walk(questions)
         except STORE_ERRORS as error:
-            self._note_failure(admission, f"{type(error).__name__}: {error}")
+            self._note_failure(admission, describe(error))
             return None
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail a request
             if repr(error) != self._last_fault:

@@ -20,8 +20,10 @@ from state.client import (
     STORE_ERRORS,
     blocking_client,
     command_client,
+    describe,
     read_value,
     redact,
+    refuses_writes,
     run_command,
 )
 from state.lease_exchange import LeaseExchange
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_NO_ANSWER = "no answer"
 _POLL_CHUNK = 64
 _SWEEP_BLOCKS = 4096
 
@@ -110,8 +113,9 @@ class Mirror:
         self._started_s = clock()
         self._registry_ok_s: float | None = None
         self._tail_ok_s: float | None = None
+        self._refused_s: float | None = None
         self._ladder = Ladder(timing)
-        self._last_error = "no answer"
+        self._last_error = _NO_ANSWER
         self._malformed_values = 0
         self.failures = 0
         self._is_closing = False
@@ -177,6 +181,8 @@ class Mirror:
         age_s = None
         if self._registry_ok_s is not None and self._tail_ok_s is not None:
             age_s = now_s - min(self._registry_ok_s, self._tail_ok_s)
+            if self._refused_s is not None:  # nothing new can be announced
+                age_s = max(age_s, now_s - self._refused_s)
         has_moved = self._ladder.observe(age_s, now_s)
         rung, shown_s = self._ladder.rung, now_s - self._started_s if age_s is None else age_s
         if has_moved:
@@ -184,6 +190,8 @@ class Mirror:
             reason = "" if rung is Rung.LIVE else f": {self._last_error}"
             where = redact(self._settings.url)
             _log.log(level, "state at %s is %s, age %.1f s%s", where, rung.value, shown_s, reason)
+            if rung is Rung.LIVE:  # the next outage has a reason of its own
+                self._last_error = _NO_ANSWER
         return rung, shown_s
 
     def limit_memory(self, max_bytes: int) -> None:
@@ -268,7 +276,11 @@ class Mirror:
 
     def _note_failure(self, error: Exception) -> None:
         self.failures += 1
-        self._last_error = f"{type(error).__name__}: {error}"
+        is_refusal = refuses_writes(error)
+        if is_refusal or self._refused_s is None:
+            self._last_error = describe(error)
+        if is_refusal and self._refused_s is None:
+            self._refused_s = self._clock()
         self._is_up.clear()
         if not isinstance(error, ResponseError):  # it was at least answered
             self._ladder.note_failure()
@@ -291,7 +303,9 @@ class Mirror:
             raise
         now_s = self._clock()
         last_s = self._registry_ok_s
-        if self._has_missed_round or (last_s and now_s - last_s > self._timing.stale_after_s):
+        if self._refused_s is not None:  # nor are heartbeats taken
+            self._registry.doubt_all(now_s, anew=True)
+        elif self._has_missed_round or (last_s and now_s - last_s > self._timing.stale_after_s):
             self._registry.doubt_all(now_s)
         self._has_missed_round = False
         self._registry.observe(rows, now_s)
@@ -347,6 +361,7 @@ class Mirror:
     async def _exchange_leases(self) -> None:
         self._lease_beat.begin()
         await self._leases.exchange(self._client, self._timing.lease_heartbeat_s)
+        self._refused_s = None
         self._lease_beat.end()
         timing = self._timing
         is_alone = self._leases.is_alone

@@ -2,7 +2,7 @@
 
 A record that is missing can mean two things. When the index still knows the name, the heartbeats
 lapsed or the replica was deregistered: it is gone. When the index does not know it either, or the
-store has just come back from an outage in which nobody could heartbeat, the store has forgotten:
+store refuses heartbeats, or has just come back from an outage without any, it has forgotten:
 the replica stays for a grace period, in which its sidecar registers again if it lives.
 """
 
@@ -55,10 +55,13 @@ class Registry:
         known = self._known.get(replica)
         return known.record.generation if known else None
 
-    def doubt_all(self, now_s: float) -> None:
-        """Start the grace period of every replica: the store was away and may have forgotten."""
+    def doubt_all(self, now_s: float, *, anew: bool = False) -> None:
+        """Start the grace period of every replica: the store was away and may have forgotten.
+
+        ``anew``: also where it has begun, since the store still takes no heartbeats.
+        """
         for known in self._known.values():
-            if known.doubted_until_s is None:
+            if anew or known.doubted_until_s is None:
                 known.doubted_until_s = now_s + self._grace_s
 
     def observe(self, rows: Mapping[ReplicaId, Row], now_s: float) -> None:

@@ -59,7 +59,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=DIR",
         help="directory with a model's tokenizer.json and chat template; repeatable",
     )
-    parser.add_argument("--redis", metavar="URL", help="shared state: redis[+cluster]://, unix://")
+    parser.add_argument(
+        "--redis",
+        metavar="URL",
+        help="shared state: redis://, rediss://, unix:// or redis+cluster:// URL",
+    )
     parser.add_argument(
         "--listen", metavar="HOST:PORT", help=f"for clients (default: {DEFAULT_LISTEN})"
     )

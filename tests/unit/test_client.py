@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import BlockingConnectionPool, Redis, SSLConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from router.app import enter_reader
-from state.client import RedisSettings, blocking_client, command_client, redact
+from state.client import (
+    RedisSettings,
+    blocking_client,
+    command_client,
+    describe,
+    redact,
+    refuses_writes,
+)
 from state.cluster import ClusterClient
 from state.direct import LOOKUP_CONNECTIONS, DirectReader
 
@@ -154,3 +163,28 @@ def test_a_url_can_not_override_the_limits(url: str) -> None:
 )
 def test_a_url_is_logged_without_credentials(url: str, shown: str) -> None:
     assert redact(url) == shown
+
+
+def test_an_error_is_shown_in_one_printable_line_without_what_was_sent() -> None:
+    quoted = (
+        "Command # 1 (SADD wr:1:{a}:blocks \x1b\x00\n\x9f) of pipeline caused error: ('OOM: full',)"
+    )
+    assert describe(ResponseError(quoted)) == "ResponseError: OOM: full"
+    assert describe(OSError("a\nb\x1bc" + "d" * 1_000)) == "OSError: a b c" + "d" * 195
+
+
+@pytest.mark.parametrize(
+    ("error", "is_refusal"),
+    [
+        (ReadOnlyError("You can't write against a read only replica."), True),
+        (OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), True),
+        (ResponseError("NOREPLICAS Not enough good replicas to write."), True),
+        (ResponseError("MISCONF Errors writing to the RDB file"), True),
+        (ResponseError("ERR Error running script: -READONLY You can't write"), True),
+        (ResponseError("WRONGTYPE Operation against a key holding the wrong kind"), False),
+        (RedisConnectionError("READONLY"), False),
+        (TimeoutError("OOM"), False),
+    ],
+)
+def test_a_refused_write_is_told_from_other_errors(error: Exception, is_refusal: bool) -> None:  # noqa: FBT001
+    assert refuses_writes(error) is is_refusal

@@ -112,3 +112,14 @@ def test_a_record_that_no_chain_can_be_cut_by_is_ignored(
     registry = Registry(grace_s=30.0, load_ttl_s=3.0)
     registry.observe({A: (encode_record(bad), None)}, now_s=0.0)
     assert (registry.view(), registry.malformed_values) == ({}, 1)
+
+
+def test_grace_begins_anew_while_the_store_takes_no_heartbeats() -> None:
+    registry = _registry()
+    for now_s in (10.0, 39.0, 68.0):
+        registry.doubt_all(now_s, anew=True)
+        registry.observe({A: (None, None)}, now_s)
+    registry.observe({A: (None, None)}, now_s=97.9)
+    assert list(registry.view()) == [A]
+    registry.observe({A: (None, None)}, now_s=98.0)
+    assert registry.view() == {}

@@ -1,0 +1,51 @@
+"""The log line of an outage tells that outage's reason."""
+
+from __future__ import annotations
+
+import logging
+import time
+from random import Random
+from typing import TYPE_CHECKING
+
+from state.mirror import Mirror
+from state.model import RouterId, Rung
+from state.timing import MirrorTiming
+from support.valkey import eventually
+
+if TYPE_CHECKING:
+    import pytest
+
+    from support.valkey import ValkeyProcess
+
+_TIMING = MirrorTiming(
+    registry_interval_s=0.02,
+    block_s=0.02,
+    stale_after_s=0.3,
+    live_after_s=0.2,
+    backoff_base_s=0.02,
+    backoff_cap_s=0.1,
+)
+
+
+async def test_an_outage_is_not_explained_by_the_one_before(
+    own_server: ValkeyProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """First the server is killed, then it freezes: no command has failed when the view is stale."""
+    caplog.set_level(logging.WARNING, logger="state.mirror")
+    settings = own_server.settings
+    mirror = Mirror(settings, RouterId("r1"), clock=time.monotonic, rng=Random(3), timing=_TIMING)
+
+    async with mirror:
+        await eventually(lambda: mirror.freshness()[0] is Rung.LIVE)
+        own_server.kill()
+        await eventually(lambda: mirror.freshness()[0] is Rung.STALE)
+        own_server.start()
+        await eventually(lambda: mirror.freshness()[0] is Rung.LIVE)
+        own_server.freeze()
+        try:
+            await eventually(lambda: mirror.freshness()[0] is Rung.STALE)
+        finally:
+            own_server.thaw()
+    first, second = [entry.message for entry in caplog.records if entry.name == "state.mirror"]
+    assert "Error" in first
+    assert "Error" not in second
