@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from policies.hot import HotSettings
 from policies.union import AnyPolicy
 from policies.weighted import Weighted
+from router.expected import explained
 from router.upstream import Endpoint
 from state.client import check_url
 from state.model import NAME_PATTERN
@@ -23,14 +24,21 @@ from state.residency import MIN_BYTES
 if TYPE_CHECKING:
     from pathlib import Path
 
-Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+Name = Annotated[
+    str,
+    Meta(
+        pattern=NAME_PATTERN,
+        description="a name of up to 128 letters, digits and . _ : @ - without a sign in front",
+    ),
+]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 
 ExtraPath = Annotated[
     str,
     Meta(
-        pattern=r"\A(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*){0,16}(/\*|/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)\Z"
+        pattern=r"\A(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*){0,16}(/\*|/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)\Z",
+        description="a plain path such as /v1/audio/speech or /v1/*",
     ),
 ]
 """A path without a query, and without a segment that begins with a dot; ``/*`` at its end stands
@@ -167,19 +175,12 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
 
-def _expected(error: msgspec.ValidationError) -> str:
-    """Turn msgspec's ``... - at `$.a.b``` into ``a.b: ...``."""
-    text, _, where = str(error).partition(" - at `$")
-    path = where.rstrip("`").lstrip(".")
-    return f"{path or 'the file'}: {text}"
-
-
 def decode_config(raw: object) -> Config:
     """Return the configuration in ``raw`` (decoded YAML); raises ConfigError."""
     try:
         config = msgspec.convert({} if raw is None else raw, Config, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(_expected(error)) from None
+        raise ConfigError(explained(error, Config)) from None
     check_config(config)
     return config
 

@@ -67,6 +67,36 @@ def test_a_wrong_key_is_named_by_its_path(raw: object, expected: str) -> None:
     assert expected in str(caught.value).split(":")[0] or expected in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"state": {"lookup": "both"}}, "state.lookup: expected direct or mirror, got 'both'"),
+        (
+            {"models": [{"name": "m", "tokens": "guess"}]},
+            "models[0].tokens: expected bytes or engine or off, got 'guess'",
+        ),
+        (
+            {"policy": {"kind": "best"}},
+            "policy.kind: expected least_loaded or power_of_two or random or round_robin or "
+            "weighted, got 'best'",
+        ),
+        (
+            {"paths": ["/a", "b"]},
+            "paths[1]: expected a plain path such as /v1/audio/speech or /v1/*",
+        ),
+        (
+            {"replicas": [{"url": "http://a:1", "name": "-x"}]},
+            "replicas[0].name: expected a name of up to 128 letters, digits and . _ : @ - without "
+            "a sign in front",
+        ),
+    ],
+)
+def test_a_wrong_choice_is_told_the_right_ones(raw: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        decode_config(raw)
+    assert str(caught.value) == message
+
+
 def test_an_unknown_key_is_named_by_its_own_name() -> None:
     with pytest.raises(ConfigError, match=r"hot_prefix: .*unknown field `sahre`"):
         decode_config({"hot_prefix": {"sahre": 1}})

@@ -1,0 +1,68 @@
+"""What a wrong value should have been, where the decoder's own words do not say it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from msgspec import inspect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import msgspec
+
+_SEGMENT: Final = re.compile(r"\.?([^.\[\]]+)|(\[)[^\]]*\]")
+_UNSAID: Final = ("Invalid enum value", "Invalid value", "Expected `str` matching regex")
+
+
+def explained(error: msgspec.ValidationError, root: type) -> str:
+    """Return ``field: what was expected`` for an error in a value of type ``root``.
+
+    Names come from literals and tags, and from a ``description`` where a pattern would be shown.
+    """
+    text, _, where = str(error).partition(" - at `$")
+    path = where.rstrip("`").lstrip(".")
+    if text.startswith(_UNSAID):
+        names = sorted({name for kind in _kinds_at(root, path) for name in _names_of(kind)})
+        if names:
+            text = f"expected {' or '.join(names)}"
+            got = str(error).partition("value '")[2].partition("'")[0]
+            text += f", got {got!r}" if got else ""
+    return f"{path or 'the file'}: {text}"
+
+
+def _kinds_at(root: type, path: str) -> list[object]:
+    kinds = list(_unwrapped(inspect.type_info(root)))
+    for name, _ in _SEGMENT.findall(path):
+        kinds = [inner for kind in kinds for inner in _inside(kind, name)]
+    return kinds
+
+
+def _unwrapped(kind: object) -> Iterator[object]:
+    if isinstance(kind, inspect.UnionType):
+        for one in kind.types:
+            yield from _unwrapped(one)
+    elif isinstance(kind, inspect.Metadata) and not kind.extra_json_schema:
+        yield from _unwrapped(kind.type)
+    else:
+        yield kind
+
+
+def _inside(kind: object, name: str) -> Iterator[object]:
+    """Yield what ``kind`` may hold under a field's name, or as an item for no name."""
+    if isinstance(kind, inspect.StructType):
+        if name == kind.tag_field:
+            yield inspect.LiteralType((kind.tag,))
+        for field in kind.fields:
+            if field.encode_name == name:
+                yield from _unwrapped(field.type)
+    elif not name and isinstance(kind, inspect.ListType | inspect.VarTupleType):
+        yield from _unwrapped(kind.item_type)
+
+
+def _names_of(kind: object) -> Iterator[str]:
+    if isinstance(kind, inspect.LiteralType):
+        yield from map(str, kind.values)
+    elif isinstance(kind, inspect.Metadata) and kind.extra_json_schema:
+        yield str(kind.extra_json_schema["description"])
