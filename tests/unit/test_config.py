@@ -77,8 +77,10 @@ def test_a_wrong_key_is_named_by_its_path(raw: object, expected: str) -> None:
         ),
         (
             {"policy": {"kind": "best"}},
-            "policy.kind: expected least_loaded or power_of_two or random or round_robin or "
-            "weighted, got 'best'",
+            (
+                "policy.kind: expected least_loaded or power_of_two or random or round_robin or "
+                "weighted, got 'best'"
+            ),
         ),
         (
             {"paths": ["/a", "b"]},
@@ -86,8 +88,10 @@ def test_a_wrong_key_is_named_by_its_path(raw: object, expected: str) -> None:
         ),
         (
             {"replicas": [{"url": "http://a:1", "name": "-x"}]},
-            "replicas[0].name: expected a name of up to 128 letters, digits and . _ : @ - without "
-            "a sign in front",
+            (
+                "replicas[0].name: expected a name of up to 128 letters, digits and . _ : @ - without "
+                "a sign in front"
+            ),
         ),
     ],
 )
