@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.config import LimitSettings
 from router.error import ClientError
-from router.intake import HEAD_BYTES, Intake
+from router.intake import HEAD_BYTES, PIECE_BYTES, Intake
 from support.hostile import (
     BODY_LIMIT_BYTES,
     GET,
@@ -44,9 +44,9 @@ def outcome(request: Request) -> Any:
         return error.status
 
 
-def outcomes(pieces: Iterable[bytes]) -> list[Any]:
+def outcomes(pieces: Iterable[bytes], limits: LimitSettings = LIMITS) -> list[Any]:
     """Return what becomes of bytes that are read in these pieces."""
-    intake = Intake(LIMITS)
+    intake = Intake(limits)
     found: list[Any] = []
     for piece in pieces:
         intake.feed(piece)
@@ -89,6 +89,41 @@ def test_requests_behind_a_chunked_one_are_cut_nowhere(shift: int) -> None:
     data = chunks(b"%x\r\n%b\r\n0\r\n\r\n" % (300 + shift, b"x" * (300 + shift))) + sized * 9
     bodies = [body for _, _, body in outcomes([data])]
     assert bodies == [b"x" * (300 + shift)] + [b"y" * 600] * 9
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ROWS if not HEAD_BYTES < len(row.data) < HEAD_BYTES + 2 * PIECE_BYTES],
+    ids=lambda row: row.name,
+)
+def test_a_row_behind_a_chunked_one_has_its_outcomes(row: Row) -> None:
+    """A piece that holds the end of a chunked body holds what follows, too."""
+    first = chunks(b"1\r\na\r\n0\r\n\r\n")
+    expected = [("POST", "/x", b"a"), *row.outcomes]
+    assert outcomes([first + row.data]) == expected
+    for at in range(1, len(row.data), 1 + len(row.data) // SPLITS_MOST):
+        assert outcomes([first + row.data[:at], row.data[at:]]) == expected, at
+
+
+def test_a_head_behind_a_chunked_body_ends_where_it_ends() -> None:
+    """The end of a head is found across two reads: what follows it is no part of the head."""
+    body = b"y" * (HEAD_BYTES + 1)
+    first = chunks(b"1\r\na\r\n0\r\n\r\n")
+    data = first + GET + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    expected = [("POST", "/x", b"a"), ("GET", "/x", body)]
+    for at in range(len(first), len(data) - len(body) + 2):
+        assert outcomes([data[:at], data[at:]], LimitSettings()) == expected, at
+
+
+def test_a_head_that_begins_behind_a_chunked_body_is_one_that_has_begun() -> None:
+    """L-01: its deadline counts."""
+    intake = Intake(LIMITS)
+    intake.feed(chunks(b"1\r\na\r\n0\r\n\r\n"))
+    assert not intake.is_amid_head
+    intake.release()
+    intake.feed(chunks(b"1\r\na\r\n0\r\n\r\n") + GET[:9])
+    intake.release()
+    assert intake.is_amid_head
 
 
 @given(st.lists(st.sampled_from([row.data for row in ROWS]), max_size=3), st.data())
