@@ -270,7 +270,11 @@ class ClientConnection(asyncio.Protocol):
             transport.close()
             return
         self._is_lingering = True
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:  # the answer met a socket that is closed already, which reset this one
+            transport.abort()
+            return
         if self._is_reading_paused:
             transport.resume_reading()
         if self._timer is not None:
