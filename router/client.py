@@ -292,8 +292,7 @@ class ClientConnection(asyncio.Protocol):
             self._task.cancel()
         if self._request is not None and self._request.stream is not None:
             self._request.stream.abort()
-        else:
-            self.transport.abort()
+        self.transport.abort()  # also where it is closing, and waits for the client to read
 
     def stop(self) -> None:
         """Let the answer to the open request be the last one."""
