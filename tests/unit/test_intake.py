@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -198,6 +199,7 @@ def test_what_the_router_keeps_of_a_refused_body_is_nothing() -> None:
     intake.feed(b"1\r\nx\r\n" + b"x" * HEAD_BYTES)
     assert request.is_settled
     assert request._parts == []
+    assert request._chunks == b""
     assert (intake.waiting_bytes, intake.is_ended) == (0, True)
     with pytest.raises(ClientError):
         request.body()
@@ -232,3 +234,20 @@ def test_blanks_around_values_are_not_passed_on() -> None:
     assert intake.request is not None
     assert intake.request.headers.lines == b"X: b c\r\n"
     assert intake.request.headers.request_id == "i"
+
+
+def test_a_body_in_small_chunks_takes_little_more_memory_than_its_content() -> None:
+    """L-05: not an object for each chunk of a few bytes."""
+    content_bytes = 500_000
+    data = chunks(b"5\r\naaaaa\r\n" * (content_bytes // 5) + b"0\r\n\r\n")
+    intake = Intake(LimitSettings())
+    tracemalloc.start()
+    try:
+        for at in range(0, len(data), 65536):
+            intake.feed(data[at : at + 65536])
+        held_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert intake.request is not None
+    assert intake.request.body() == b"a" * content_bytes
+    assert held_bytes < 2 * content_bytes
