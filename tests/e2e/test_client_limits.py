@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -258,3 +259,32 @@ async def test_a_client_that_does_not_read_a_last_relayed_answer_delays_no_end()
                 await front.server.close(0.05)
         finally:
             client.abort()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="needs Linux")
+@pytest.mark.parametrize("is_reset", [True, False])
+@with_both_loops
+async def test_a_client_that_leaves_while_its_socket_is_not_read_is_noticed(
+    *, is_reset: bool
+) -> None:
+    """Bytes behind its request must not keep a replica at work for nobody."""
+
+    async def hang(_: Request) -> Answer:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async with listening(SMALL, hang) as running:
+        client = await running.client()
+        client.send(NEXT + bytes(300_000))
+        await asyncio.wait_for(client.writer.drain(), 3)
+        async with asyncio.timeout(3):
+            while not running.handled:  # noqa: ASYNC110 - observes from outside
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(0.3)
+        assert running.cancelled == 0
+        if is_reset:
+            sock = client.writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.abort()
+        await running.until_connections(0)
+        assert running.cancelled == 1
