@@ -31,6 +31,8 @@ LINGER_S = 2.0
 """How long bytes that nobody wants are read, so that a last answer is not lost to a reset."""
 WAITING_BYTES = 64 * 1024
 """Reading stops while more than this waits behind a request that is being answered."""
+_TCP_ESTABLISHED = 1
+"""The first byte of Linux' ``tcp_info``, while neither side has closed."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _log = logging.getLogger(__name__)
@@ -236,6 +238,9 @@ class ClientConnection(asyncio.Protocol):
         tick_s = self._tick_s()
         is_at_head = self._request is None and self._is_head_timed
         if self._request is not None and not self._is_answered:
+            if self._is_reading_paused and _is_left(self.transport):
+                self.abort()
+                return
             due_s = now_s + tick_s  # others look after what is being answered
         elif self._is_lingering and not self.transport.get_write_buffer_size():
             due_s = self._since_s + LINGER_S
@@ -270,7 +275,11 @@ class ClientConnection(asyncio.Protocol):
             transport.close()
             return
         self._is_lingering = True
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:  # the answer met a socket that is closed already, which reset this one
+            transport.abort()
+            return
         if self._is_reading_paused:
             transport.resume_reading()
         if self._timer is not None:
@@ -288,8 +297,7 @@ class ClientConnection(asyncio.Protocol):
             self._task.cancel()
         if self._request is not None and self._request.stream is not None:
             self._request.stream.abort()
-        else:
-            self.transport.abort()
+        self.transport.abort()  # also where it is closing, and waits for the client to read
 
     def stop(self) -> None:
         """Let the answer to the open request be the last one."""
@@ -306,3 +314,12 @@ class ClientConnection(asyncio.Protocol):
     def shed(self) -> None:
         """Tell a client that there are too many, and end."""
         self._begin(Request.refused(OverloadedError("too many connections")))
+
+
+def _is_left(transport: asyncio.Transport) -> bool:
+    """Return whether the client closed or reset a connection that nobody reads, as far as known."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or transport.is_closing() or not hasattr(socket, "TCP_INFO"):
+        return False
+    state: int = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return state != _TCP_ESTABLISHED

@@ -173,7 +173,7 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             self.discard()
-            sink.on_failure(self._closed_error(None))
+            sink.on_failure(StaleConnectionError("the connection was closed before its use"))
             return
         self._begin(method)
         self._sink = sink

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from router.config import LimitSettings
 
 HEAD_BYTES = 16 * 1024
-"""The largest head: request line and headers."""
+"""The largest head: request line and headers; what came in a piece of a chunked body is free."""
 FRAMING_BYTES = 8 * 1024
 """So much of a chunked body may be chunk heads, extensions and trailers; more where content is."""
 PIECE_BYTES = 4 * 1024
@@ -133,8 +133,11 @@ class Intake:
                 self._parse_piece(data[at:end])
             else:
                 self._parse_piece(memoryview(data)[at:end])
-            if incoming is not None and self._framing_bytes and incoming is self._incoming:
-                self._check_framing(incoming)
+            if incoming is not None and incoming.declared_bytes is None:
+                if incoming is self._incoming:
+                    self._check_framing(incoming)
+                elif self.is_amid_head:  # the piece had the beginning of another head
+                    self._tail = data[max(at, end - _SPLIT_BYTES) : end]
             at = end
         if at < total and not self.is_ended:
             self._rest += memoryview(data)[at:]
@@ -155,8 +158,8 @@ class Intake:
     def _parse_piece(self, piece: bytes | memoryview) -> None:
         try:
             self._parser.feed_data(piece)
-        except HttpParserUpgrade:
-            self._ignore_upgrade()
+        except HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(piece[upgrade.args[0] :])
         except HttpParserError as error:
             cause = error.__context__
             self._refuse(cause if isinstance(cause, ClientError) else ClientError(_MALFORMED))
@@ -164,10 +167,11 @@ class Intake:
             if self._head_bytes > HEAD_BYTES:
                 self._refuse(ClientError(_TOO_LARGE))
 
-    def _ignore_upgrade(self) -> None:
+    def _ignore_upgrade(self, rest: bytes | memoryview) -> None:
         """Let the body be read by a parser that was not asked to switch protocols.
 
         The other one ends with the head. Some clients offer HTTP/2 with every first request.
+        ``rest``: what follows the head in a piece that began with the end of a chunked body.
         """
         request = self._incoming
         if request is not None:
@@ -175,6 +179,8 @@ class Intake:
             framing = _CHUNKED if length is None else b"Content-Length: %d" % length
             self._parser = HttpRequestParser(self)
             self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+            if rest:
+                self._parse_piece(rest)
 
     def _check_framing(self, incoming: Request) -> None:
         content_bytes = incoming.received_bytes
@@ -193,6 +199,11 @@ class Intake:
                 self.request = self._queue.popleft()
 
     # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """Note a head that begins amid a piece, behind the end of a chunked body."""
+        if self._incoming is None and not self._head_bytes:
+            self._head_bytes = 1
 
     def on_url(self, data: bytes) -> None:
         """Collect the request's target."""

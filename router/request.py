@@ -176,6 +176,8 @@ class Request:
         self.keep_alive = head.keep_alive
         self.declared_bytes = declared_bytes
         self._parts: list[bytes] = []
+        if declared_bytes is None:  # an object for each small chunk would take many times more
+            self._chunks = bytearray()
 
     @classmethod
     def refused(cls, error: RouterError) -> Request:
@@ -191,7 +193,10 @@ class Request:
         self.received_bytes += len(data)
         if self.received_bytes > limit_bytes:
             return False
-        self._parts.append(data)
+        if self.declared_bytes is None:
+            self._chunks += data
+        else:
+            self._parts.append(data)
         return True
 
     def complete(self) -> None:
@@ -204,6 +209,8 @@ class Request:
         """Note that the body is not one, or too large: nothing more of it comes."""
         self._fault = fault
         self._parts.clear()
+        if self.declared_bytes is None:
+            self._chunks.clear()
         self.keep_alive = False
         self._wake()
 
@@ -228,6 +235,8 @@ class Request:
         """Return the whole body of a settled request; raises ClientError."""
         if self._fault is not None:
             raise self._fault
+        if self.declared_bytes is None:
+            return bytes(self._chunks)
         parts = self._parts
         if len(parts) == 1:
             return parts[0]

@@ -259,3 +259,14 @@ async def test_many_aborts_leave_nothing_open() -> None:
                 await asyncio.sleep(0.001)
             client.abort()
         await running.until_connections(0)
+
+
+@with_both_loops
+async def test_a_refusal_to_a_client_that_closed_is_no_error() -> None:
+    """Its socket answers with a reset, before the router's side of the connection is ended."""
+    async with listening() as running:
+        for data in (b"nonsense\r\n\r\n", POST + b"Content-Length: 99999999\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", running.port)) as sock:
+                sock.sendall(data)
+            await asyncio.sleep(0.05)
+        await running.until_connections(0)

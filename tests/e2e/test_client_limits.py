@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,9 +14,10 @@ from router import client as client_module
 from router import server as server_module
 from router.config import LimitSettings
 from router.reply import own_response
+from support.front import staged
 from support.hostile import BODY_LIMIT_BYTES, GET, NEXT, POST, TE
 from support.listening import listening
-from support.raw import get, with_both_loops
+from support.raw import Talk, get, sized, with_both_loops
 
 if TYPE_CHECKING:
     from router.client import Answer
@@ -228,3 +230,61 @@ async def test_connections_far_beyond_the_limit_are_closed_without_a_word(
             assert await dropped.reader.read() == b""
         kept.send(NEXT)
         assert (await kept.reply()).status == 200
+
+
+@with_both_loops
+async def test_a_client_that_does_not_read_a_last_relayed_answer_delays_no_end() -> None:
+    """What it has not taken when the server has waited enough is dropped."""
+
+    async def script(talk: Talk) -> None:
+        await talk.request()
+        sock = front.connections[0].transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        await talk.say(sized(bytes(40_000)))
+        await talk.until_gone()
+
+    async with staged(script) as front:
+        client = await RawClientSmall.connect(front.port)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.send(get(extra=b"Connection: close\r\n"))
+        async with asyncio.timeout(3):
+            while not front.relayed:  # noqa: ASYNC110 - observes from outside
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(0.01)
+        transport = front.connections[0].transport
+        assert transport.is_closing()
+        assert transport.get_write_buffer_size() > 0
+        try:
+            async with asyncio.timeout(3):
+                await front.server.close(0.05)
+        finally:
+            client.abort()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="needs Linux")
+@pytest.mark.parametrize("is_reset", [True, False])
+@with_both_loops
+async def test_a_client_that_leaves_while_its_socket_is_not_read_is_noticed(
+    *, is_reset: bool
+) -> None:
+    """Bytes behind its request must not keep a replica at work for nobody."""
+
+    async def hang(_: Request) -> Answer:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async with listening(SMALL, hang) as running:
+        client = await running.client()
+        client.send(NEXT + bytes(300_000))
+        await asyncio.wait_for(client.writer.drain(), 3)
+        async with asyncio.timeout(3):
+            while not running.handled:  # noqa: ASYNC110 - observes from outside
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(0.3)
+        assert running.cancelled == 0
+        if is_reset:
+            sock = client.writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.abort()
+        await running.until_connections(0)
+        assert running.cancelled == 1

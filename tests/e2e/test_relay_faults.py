@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -24,6 +25,9 @@ from support.raw import (
     sized,
     with_both_loops,
 )
+
+if TYPE_CHECKING:
+    from router.connection import UpstreamConnection
 
 EVENT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 EVIL = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nEVIL"
@@ -285,3 +289,24 @@ async def test_fetch_reports_every_fault_as_a_replica_error() -> None:
     async with staged(answering(sized(big))) as front:
         with pytest.raises(ReplicaProtocolError):
             await fetch(front.endpoint, "/v1/models", front.pool, 1)
+
+
+@with_both_loops
+async def test_a_pooled_connection_that_is_closing_is_replaced() -> None:
+    """The loop closes the transport at the end of file and tells of the loss a turn later."""
+    async with staged(answering(sized(b"ok"))) as front:
+        assert (await front.ask(get())).status == 200
+        async with asyncio.timeout(1):
+            while not front.pool.idle_connections:  # noqa: ASYNC110 - observes from outside
+                await asyncio.sleep(0.001)
+        take = front.pool.take
+
+        def take_closing(endpoint: Endpoint) -> UpstreamConnection | None:
+            connection = take(endpoint)
+            if connection is not None and connection.transport is not None:
+                connection.transport.close()
+            return connection
+
+        front.pool.take = take_closing  # type: ignore[method-assign]
+        assert (await front.ask(get())).status == 200
+        assert front.replica.accepted == 2

@@ -43,6 +43,7 @@ class Front:
     clients: list[RawClient] = field(default_factory=list)
     handler: Callable[[Request], Awaitable[Any]] | None = None
     limits: LimitSettings = LIMITS
+    server: Server = field(init=False)
     port: int = 0
 
     def find(self, _: Request) -> Handler:
@@ -122,7 +123,7 @@ async def staged(
     pool = UpstreamPool(settings or UpstreamSettings())
     front = Front(await replica.start(), pool, replica, template)
     loop = asyncio.get_running_loop()
-    server = Server(front.find, front.limits)
+    server = front.server = Server(front.find, front.limits)
     listener = await loop.create_server(server, "127.0.0.1", 0, backlog=2048)
     front.port = listener.sockets[0].getsockname()[1]
     try:

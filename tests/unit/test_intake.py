@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from router.config import LimitSettings
 from router.error import ClientError
-from router.intake import HEAD_BYTES, Intake
+from router.intake import HEAD_BYTES, PIECE_BYTES, Intake
 from support.hostile import (
     BODY_LIMIT_BYTES,
     GET,
@@ -44,9 +45,9 @@ def outcome(request: Request) -> Any:
         return error.status
 
 
-def outcomes(pieces: Iterable[bytes]) -> list[Any]:
+def outcomes(pieces: Iterable[bytes], limits: LimitSettings = LIMITS) -> list[Any]:
     """Return what becomes of bytes that are read in these pieces."""
-    intake = Intake(LIMITS)
+    intake = Intake(limits)
     found: list[Any] = []
     for piece in pieces:
         intake.feed(piece)
@@ -89,6 +90,41 @@ def test_requests_behind_a_chunked_one_are_cut_nowhere(shift: int) -> None:
     data = chunks(b"%x\r\n%b\r\n0\r\n\r\n" % (300 + shift, b"x" * (300 + shift))) + sized * 9
     bodies = [body for _, _, body in outcomes([data])]
     assert bodies == [b"x" * (300 + shift)] + [b"y" * 600] * 9
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ROWS if not HEAD_BYTES < len(row.data) < HEAD_BYTES + 2 * PIECE_BYTES],
+    ids=lambda row: row.name,
+)
+def test_a_row_behind_a_chunked_one_has_its_outcomes(row: Row) -> None:
+    """A piece that holds the end of a chunked body holds what follows, too."""
+    first = chunks(b"1\r\na\r\n0\r\n\r\n")
+    expected = [("POST", "/x", b"a"), *row.outcomes]
+    assert outcomes([first + row.data]) == expected
+    for at in range(1, len(row.data), 1 + len(row.data) // SPLITS_MOST):
+        assert outcomes([first + row.data[:at], row.data[at:]]) == expected, at
+
+
+def test_a_head_behind_a_chunked_body_ends_where_it_ends() -> None:
+    """The end of a head is found across two reads: what follows it is no part of the head."""
+    body = b"y" * (HEAD_BYTES + 1)
+    first = chunks(b"1\r\na\r\n0\r\n\r\n")
+    data = first + GET + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    expected = [("POST", "/x", b"a"), ("GET", "/x", body)]
+    for at in range(len(first), len(data) - len(body) + 2):
+        assert outcomes([data[:at], data[at:]], LimitSettings()) == expected, at
+
+
+def test_a_head_that_begins_behind_a_chunked_body_is_one_that_has_begun() -> None:
+    """L-01: its deadline counts."""
+    intake = Intake(LIMITS)
+    intake.feed(chunks(b"1\r\na\r\n0\r\n\r\n"))
+    assert not intake.is_amid_head
+    intake.release()
+    intake.feed(chunks(b"1\r\na\r\n0\r\n\r\n") + GET[:9])
+    intake.release()
+    assert intake.is_amid_head
 
 
 @given(st.lists(st.sampled_from([row.data for row in ROWS]), max_size=3), st.data())
@@ -163,6 +199,7 @@ def test_what_the_router_keeps_of_a_refused_body_is_nothing() -> None:
     intake.feed(b"1\r\nx\r\n" + b"x" * HEAD_BYTES)
     assert request.is_settled
     assert request._parts == []
+    assert request._chunks == b""
     assert (intake.waiting_bytes, intake.is_ended) == (0, True)
     with pytest.raises(ClientError):
         request.body()
@@ -197,3 +234,20 @@ def test_blanks_around_values_are_not_passed_on() -> None:
     assert intake.request is not None
     assert intake.request.headers.lines == b"X: b c\r\n"
     assert intake.request.headers.request_id == "i"
+
+
+def test_a_body_in_small_chunks_takes_little_more_memory_than_its_content() -> None:
+    """L-05: not an object for each chunk of a few bytes."""
+    content_bytes = 500_000
+    data = chunks(b"5\r\naaaaa\r\n" * (content_bytes // 5) + b"0\r\n\r\n")
+    intake = Intake(LimitSettings())
+    tracemalloc.start()
+    try:
+        for at in range(0, len(data), 65536):
+            intake.feed(data[at : at + 65536])
+        held_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert intake.request is not None
+    assert intake.request.body() == b"a" * content_bytes
+    assert held_bytes < 2 * content_bytes
