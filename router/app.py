@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-GC_THRESHOLDS: Final = (20_000, 20, 100)
+GC_THRESHOLDS: Final = (10_000, 10, 10)
 """A request makes some 500 objects, hardly any of them in cycles: looked at less often."""
 SWITCH_S: Final = 0.0005
 """How long a thread that tokenizes a long prompt may keep the event loop waiting."""

@@ -123,13 +123,20 @@ class ClientConnection(asyncio.Protocol):
         """Cancel what is being answered: nobody is there."""
         if self._timer is not None:
             self._timer.cancel()
+        self._timer = None
         self._intake.end()
         self.on_writable = None
         if self._task is None:
-            self._server.closed(self)
+            self._let_go()
         else:
             self._task.cancel()
-            self._task.add_done_callback(lambda _: self._server.closed(self))
+            self._task.add_done_callback(self._let_go)
+
+    def _let_go(self, _: object = None) -> None:
+        """Cut what refers to each other in a circle: it need not wait for the collector."""
+        self._task = self._request = None
+        self._intake.let_go()
+        self._server.closed(self)
 
     def pause_writing(self) -> None:
         """Note that the client takes less than it is given."""

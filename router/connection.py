@@ -280,6 +280,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Settle the response: its end, when the end of the connection was its framing."""
         self.transport = None
+        del self._parser  # it refers back here
         self._pool.closed(self)
         sink, self._sink = self._sink, None
         if sink is None:

@@ -111,6 +111,13 @@ class Intake:
         self.is_ended = True
         self._rest.clear()
 
+    def let_go(self) -> None:
+        """Forget the parser, which refers back here, and what came; nothing may be fed any more."""
+        self.end()
+        self.request = self._incoming = None
+        self._queue.clear()
+        del self._parser
+
     # Parsing.
 
     def _parse(self, data: bytes) -> None:

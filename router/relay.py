@@ -75,7 +75,11 @@ def _relayed(exchange: Exchange) -> Relayed:
     """Return how the committed exchange ended, or raise why it was not committed."""
     hand, observer, stream = exchange.hand, exchange.observer, exchange.stream
     if hand is None:
-        raise exchange.error or ReplicaClosedError("the replica sent no response")
+        error, exchange.error = exchange.error, None
+        try:
+            raise error or ReplicaClosedError("the replica sent no response")
+        finally:
+            del error  # its traceback refers to this frame
     return Relayed(
         response=hand,
         status=hand.status,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import struct
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,15 @@ import pytest
 
 from router import client as client_module
 from router import server as server_module
+from router.client import ClientConnection
 from router.config import LimitSettings
+from router.connection import UpstreamConnection
+from router.intake import Intake
 from router.reply import own_response
 from support.front import staged
 from support.hostile import BODY_LIMIT_BYTES, GET, NEXT, POST, TE
 from support.listening import listening
-from support.raw import Talk, get, sized, with_both_loops
+from support.raw import Talk, get, post, sized, with_both_loops
 
 if TYPE_CHECKING:
     from router.client import Answer
@@ -288,3 +292,39 @@ async def test_a_client_that_leaves_while_its_socket_is_not_read_is_noticed(
         client.abort()
         await running.until_connections(0)
         assert running.cancelled == 1
+
+
+def kept(kind: type) -> int:
+    """Return how many objects of a kind there are, waiting for the collector or not."""
+    return sum(type(one) is kind for one in gc.get_objects())
+
+
+@with_both_loops
+async def test_connections_that_ended_wait_for_no_collector() -> None:
+    """What only a full collection frees adds up between two of them."""
+
+    async def script(talk: Talk) -> None:
+        await talk.request()
+        await talk.say(sized(b"{}") if len(talk.replica.requests) % 2 else b"HTTP/1.1 200 OK\r\n")
+        talk.reset()
+
+    async with staged(script) as front:
+        gc.collect()
+        gc.disable()
+        try:
+            for number in range(40):
+                client = await front.client()
+                client.send((post(), get(), b"GET / HTTP", b"\x16\x03")[number % 4])
+                if number % 4 < 2:
+                    with contextlib.suppress(EOFError, ConnectionError):
+                        await client.reader.read(65536)
+                client.abort()
+            front.clients.clear()
+            await front.settled()
+            for held in (front.connections, front.relayed, front.errors):
+                held.clear()
+            await asyncio.sleep(0.05)
+            left = [kept(kind) for kind in (ClientConnection, Intake, UpstreamConnection)]
+        finally:
+            gc.enable()
+    assert max(left) < 8
