@@ -89,8 +89,8 @@ def test_a_wrong_key_is_named_by_its_path(raw: object, expected: str) -> None:
         (
             {"replicas": [{"url": "http://a:1", "name": "-x"}]},
             (
-                "replicas[0].name: expected a name of up to 128 letters, digits and . _ : @ - without "
-                "a sign in front"
+                "replicas[0].name: expected a name of up to 128 letters, digits and . _ : @ - "
+                "without a sign in front"
             ),
         ),
     ],
