@@ -164,6 +164,8 @@ class Mirror:
     def publish_leases(self, totals: Mapping[ReplicaId, LeaseTotals]) -> None:
         """Set this router's own leases; they reach the other routers in the background."""
         self._leases.publish(totals)
+        if self._leases.is_alone:  # whoever comes next shall not see what ended before
+            self._lease_beat.nudge()
 
     def foreign_leases(self) -> Mapping[ReplicaId, LeaseTotals]:
         """Return the leases of all other live routers, summed per replica.
