@@ -139,7 +139,7 @@ def _environment(clock: Callable[[], float]) -> TemplateSandbox:
 
 def _compiled(environment: TemplateSandbox, source: str | nodes.Template) -> jinja2.Template:
     template = environment.from_string(source)
-    # They are copied for every prompt, which takes a chain of mappings 20 us.
+    # They are copied for every prompt, which takes a chain of mappings 3 us.
     template.globals = dict(template.globals)
     return template
 

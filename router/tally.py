@@ -1,7 +1,7 @@
 """Counts that cost one dict update or one bisection each, in Prometheus form when scraped.
 
 For one thread, as the router's event loop is: a counter of ``prometheus_client`` takes a lock and
-looks its labels up again each time, some 2 us.
+looks its labels up again each time, some 1 us.
 """
 
 from __future__ import annotations

@@ -38,12 +38,14 @@ class Tier(enum.StrEnum):
 
 
 class Rung(enum.StrEnum):
-    """How good the router's knowledge is; each rung below LIVE gives up something."""
+    """How good the router's knowledge is; each rung below LIVE gives up something.
+
+    LOCAL: what this router sent where lately, and by load where that says nothing.
+    """
 
     LIVE = "live"
     STALE = "stale"
     LOCAL = "local"
-    LOAD_ONLY = "load_only"
 
 
 class Fence(enum.StrEnum):

@@ -7,22 +7,19 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.blackhole import Blackhole
 from support.conversation import ask, sdk
-from support.fleet import MODEL, FleetPlan, LocalFleet, until
+from support.fleet import MODEL, LocalFleet, until
 from support.stage import chat_body
-from support.tokenizer import write_tokenizer
-from support.valkey import ValkeyProcess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from support.conversation import Answered
     from support.fleet import Router
+    from support.valkey import ValkeyProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,26 +27,6 @@ TEXT = "quick brown foxes jump over lazy dogs " * 60
 BUDGET_S = 0.005
 """What a lookup may add to a request while the state store is away."""
 AFFINITY_ONLY = {"kind": "weighted", "w_queue": 0, "w_recent": 0}
-
-
-@pytest.fixture(scope="module", name="valkey")
-def running_valkey() -> Iterator[ValkeyProcess]:
-    with ValkeyProcess() as server:
-        yield server
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(
-    tmp_path_factory: pytest.TempPathFactory, valkey: ValkeyProcess
-) -> AsyncIterator[LocalFleet]:
-    folder = tmp_path_factory.mktemp("fleet")
-    plan = FleetPlan(
-        state_url=valkey.url,
-        tokenizer=write_tokenizer(folder / "tokenizer"),
-        config={"receipts": True, "seed": 7},
-    )
-    async with LocalFleet(folder, plan) as running:
-        yield running
 
 
 async def slow_decisions(fleet: LocalFleet, router: Router) -> tuple[float, float]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 
 from state.client import command_client
 from state.model import ChangeBatch, Generation, ReplicaId, ReplicaRecord
@@ -19,41 +18,18 @@ from state.redis_writer import RedisWriter
 from state.schema import ReplicaKeys
 from support.conversation import ask, at_once, sdk
 from support.dials import Dials
-from support.fleet import MODEL, FleetPlan, LocalFleet, until
+from support.fleet import MODEL, LocalFleet, until
 from support.kv_engine import free_port
 from support.raw import RawClient
 from support.stage import chat_body, post_to
-from support.tokenizer import write_tokenizer
-from support.valkey import ValkeyProcess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
     from support.conversation import Answered
+    from support.valkey import ValkeyProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TEXT = "quick brown foxes jump over lazy dogs " * 60
-
-
-@pytest.fixture(scope="module", name="valkey")
-def running_valkey() -> Iterator[ValkeyProcess]:
-    with ValkeyProcess() as server:
-        yield server
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(
-    tmp_path_factory: pytest.TempPathFactory, valkey: ValkeyProcess
-) -> AsyncIterator[LocalFleet]:
-    folder = tmp_path_factory.mktemp("fleet")
-    plan = FleetPlan(
-        state_url=valkey.url,
-        tokenizer=write_tokenizer(folder / "tokenizer"),
-        config={"receipts": True, "seed": 7},
-    )
-    async with LocalFleet(folder, plan) as running:
-        yield running
 
 
 async def test_a_flush_under_load_fails_nothing_and_the_hits_come_back(

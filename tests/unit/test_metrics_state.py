@@ -40,7 +40,7 @@ def test_transitions_evictions_and_the_size_of_the_mirror_are_told() -> None:
     )
     samples = _samples(metrics)
     moves = {step: samples["warmroute_state_transitions_total", step.value] for step in Rung}
-    assert moves == {Rung.LIVE: 3, Rung.STALE: 2, Rung.LOCAL: 0, Rung.LOAD_ONLY: 0}
+    assert moves == {Rung.LIVE: 3, Rung.STALE: 2, Rung.LOCAL: 0}
     assert samples["warmroute_mirror_snapshots_total", ""] == 5
     assert samples["warmroute_mirror_evicted_blocks_total", ""] == 70
     assert samples["warmroute_mirror_bytes", ""] == 9000
