@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ _log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 """Other routers see our leases this often: the figure at which several routers work as one."""
-QUIET_S = 0.25
 RESTART_DELAY_S = 1.0
 GUESS_BLOCK_TOKENS = 64
 GONE = ""
@@ -26,7 +24,7 @@ GONE = ""
 
 
 class Upkeep:
-    """Runs every ``TICK_S`` while leases change, else every ``QUIET_S``; waits for no I/O."""
+    """Runs every ``TICK_S``; nothing here waits for I/O."""
 
     def __init__(
         self,
@@ -41,7 +39,6 @@ class Upkeep:
         self._clock = clock
         self._published_version = -1
         self._generations: dict[ReplicaId, Generation | None] = {}
-        self._news = asyncio.Event()
         self.loop_lag_s = 0.0
 
     async def run(self) -> None:
@@ -51,18 +48,6 @@ class Upkeep:
             await asyncio.sleep(TICK_S)
             self.loop_lag_s = max(0.0, self._clock() - due_s)
             self.tick()
-            await self._until_news()
-
-    async def _until_news(self) -> None:
-        """Rest until leases change, unless there is work for the next tick."""
-        leases = self._know.leases
-        if leases.version != self._published_version or self._know.pending.is_awaiting:
-            return
-        self._news.clear()
-        leases.wake = self._news.set
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(QUIET_S - TICK_S):
-                await self._news.wait()
 
     def tick(self) -> None:
         """Publish changed leases, believe the engines, follow changes of generation."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from state.model import LeaseTotals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from state.model import ReplicaId
 
@@ -93,19 +93,15 @@ class Lease:
 
 
 class LeaseBook:
-    """All leases of one router. ``version`` changes with every change of the totals.
+    """All leases of one router. ``version`` changes with every change of the totals."""
 
-    ``wake`` is called, and forgotten, at the next change.
-    """
-
-    __slots__ = ("_accounts", "_half_life_s", "_open", "version", "wake")
+    __slots__ = ("_accounts", "_half_life_s", "_open", "version")
 
     def __init__(self, half_life_s: float = 10.0) -> None:
         self._half_life_s = half_life_s
         self._accounts: dict[ReplicaId, _Account] = {}
         self._open: set[Lease] = set()
         self.version = 0
-        self.wake: Callable[[], None] | None = None
 
     def acquire(self, replica: ReplicaId, uncached_tokens: int, now_s: float) -> Lease:
         """Open a lease for a request whose ``uncached_tokens`` the replica is to compute."""
@@ -119,7 +115,7 @@ class LeaseBook:
         account.recent = self._decayed(account, now_s) + 1.0
         account.recent_at_s = max(account.recent_at_s, now_s)
         self._open.add(lease)
-        self.note_change()
+        self.version += 1
         return lease
 
     def inflight(self, replica: ReplicaId) -> int:
@@ -155,20 +151,16 @@ class LeaseBook:
     def forget(self, replica: ReplicaId) -> None:
         """Begin a new life of ``replica``: its open leases count on nothing from now on."""
         if self._accounts.pop(replica, None) is not None:
-            self.note_change()
+            self.version += 1
 
     def note_change(self) -> None:
         """Count a change of the totals; called by leases."""
         self.version += 1
-        wake = self.wake
-        if wake is not None:
-            self.wake = None
-            wake()
 
     def note_end(self, lease: Lease) -> None:
         """Take an ended lease off the book; called by leases."""
         self._open.discard(lease)
-        self.note_change()
+        self.version += 1
 
     def _decayed(self, account: _Account, now_s: float) -> float:
         age_s = max(0.0, now_s - account.recent_at_s)

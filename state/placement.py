@@ -195,11 +195,6 @@ class Placements:
                 runs[replica] = _leading_run(held.owners, chain)
         return runs
 
-    @property
-    def is_awaiting(self) -> bool:
-        """Whether some placement waits for the engine to tell of it."""
-        return bool(self._awaited)
-
     def resident(self, replica: ReplicaId) -> int:
         """Return the number of blocks on record for ``replica``."""
         held = self._held.get(replica)

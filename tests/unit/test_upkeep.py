@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from policies.hot import HeatMap, HotSettings
 from router.chooser import Knowledge
 from router.fleet import FleetTable
 from router.upkeep import Upkeep
-from state.lease import LeaseBook, Outcome
+from state.lease import LeaseBook
 from state.memory import MemoryState
 from state.model import (
     BlockId,
@@ -24,9 +23,7 @@ from state.model import (
 from state.placement import Placements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import pytest
+    from collections.abc import Mapping
 
 GPU = ReplicaId("gpu-0")
 CHAIN = (BlockId(b"a" * 16), BlockId(b"b" * 16))
@@ -60,12 +57,6 @@ def rig() -> tuple[MemoryState, Knowledge, Upkeep]:
 
 def guessed(know: Knowledge) -> Mapping[ReplicaId, int]:
     return MappingProxyType(know.guessed.overlap(CHAIN, 0.0))
-
-
-async def soon(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not is_true():  # noqa: ASYNC110 - observes from outside
-            await asyncio.sleep(0.005)
 
 
 async def test_a_new_generation_voids_what_was_placed_in_the_old_one() -> None:
@@ -127,49 +118,3 @@ async def test_leases_are_published_when_they_change() -> None:
     assert state.leases_besides(RouterId("other")) == {
         GPU: LeaseTotals(inflight=1, uncached_tokens=100)
     }
-
-
-async def test_a_quiet_router_is_woken_by_its_next_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks around rarely while nothing happens, and still tells of a lease within a tick."""
-    monkeypatch.setattr("router.upkeep.TICK_S", 0.01)
-    monkeypatch.setattr("router.upkeep.QUIET_S", 60.0)
-    state, know, upkeep = rig()
-    await state.register(record("first"))
-    ticks = 0
-    tick = upkeep.tick
-
-    def counted() -> None:
-        nonlocal ticks
-        ticks += 1
-        tick()
-
-    monkeypatch.setattr(upkeep, "tick", counted)
-    running = asyncio.create_task(upkeep.run())
-    try:
-        await asyncio.sleep(0.2)
-        assert ticks == 1
-        lease = know.leases.acquire(GPU, 100, 0.0)
-        await soon(lambda: bool(state.leases_besides(RouterId("other"))))
-        lease.finish(Outcome.DONE)
-        await soon(lambda: not state.leases_besides(RouterId("other")))
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-async def test_a_router_with_placements_to_settle_does_not_rest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("router.upkeep.TICK_S", 0.01)
-    monkeypatch.setattr("router.upkeep.QUIET_S", 60.0)
-    _, know, upkeep = rig()
-    placement = know.pending.place(GPU, CHAIN, 0.0)
-    know.pending.await_news(placement, 0.0)
-    running = asyncio.create_task(upkeep.run())
-    try:
-        await asyncio.sleep(0.05)
-        upkeep._clock = lambda: 10.0
-        await soon(lambda: not know.pending.is_awaiting)
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
