@@ -34,6 +34,7 @@ class LeastLoaded(
             replica=winner.replica,
             reason=Reason.RULE,
             predicted_cached_tokens=winner.cached_tokens,
+            predicted_lower_tier_tokens=winner.lower_tier_tokens,
             candidates=candidates,
         )
 
@@ -46,6 +47,7 @@ def load_candidates(fleet: tuple[ReplicaView, ...]) -> tuple[Candidate, ...]:
             score=view.inflight + queued,
             terms={"inflight": float(view.inflight), "queued": queued},
             cached_tokens=view.cached_tokens,
+            lower_tier_tokens=view.lower_tier_tokens,
         )
         for view, queued in zip(fleet, assumed_queues(fleet), strict=True)
     )

@@ -30,7 +30,8 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     requests waiting on the engine that no lease explains; None when the engine's load is unknown.
     ``recent_assignments`` is this router's decayed count of requests sent here. ``cached_tokens``
     are the prompt tokens the replica would not compute; ``pending_tokens`` of these are known only
-    from placements that the engine has not confirmed yet.
+    from placements that the engine has not confirmed yet. ``lower_tier_tokens`` follow them, as far
+    as the replica holds the prompt without a gap: it has to fetch them from host memory or disk.
     """
 
     replica: ReplicaId
@@ -39,6 +40,7 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     recent_assignments: float = 0.0
     cached_tokens: int = 0
     pending_tokens: int = 0
+    lower_tier_tokens: int = 0
 
 
 class Heat(Struct, frozen=True, kw_only=True):
@@ -65,15 +67,20 @@ class Candidate(Struct, frozen=True, kw_only=True):
     score: float
     terms: dict[str, float]
     cached_tokens: int
+    lower_tier_tokens: int = 0
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """The chosen replica, why, and every candidate with its terms, in fleet order."""
+    """The chosen replica, why, and every candidate with its terms, in fleet order.
+
+    ``predicted_lower_tier_tokens`` come on top of the cached ones: what the replica would fetch.
+    """
 
     replica: ReplicaId
     reason: Reason
     predicted_cached_tokens: int
     candidates: tuple[Candidate, ...]
+    predicted_lower_tier_tokens: int = 0
 
 
 class Policy(Protocol):

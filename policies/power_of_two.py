@@ -43,6 +43,7 @@ class PowerOfTwo(
             replica=winner.replica,
             reason=Reason.RULE,
             predicted_cached_tokens=winner.cached_tokens,
+            predicted_lower_tier_tokens=winner.lower_tier_tokens,
             candidates=candidates,
         )
 

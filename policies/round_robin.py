@@ -39,12 +39,14 @@ class RoundRobin(
             replica=chosen.replica,
             reason=Reason.RULE,
             predicted_cached_tokens=chosen.cached_tokens,
+            predicted_lower_tier_tokens=chosen.lower_tier_tokens,
             candidates=tuple(
                 Candidate(
                     replica=view.replica,
                     score=turns[view.replica],
                     terms={"turn": turns[view.replica]},
                     cached_tokens=view.cached_tokens,
+                    lower_tier_tokens=view.lower_tier_tokens,
                 )
                 for view in fleet
             ),

@@ -23,7 +23,13 @@ class Uniform(
         if not fleet:
             return None
         candidates = tuple(
-            Candidate(replica=view.replica, score=0.0, terms={}, cached_tokens=view.cached_tokens)
+            Candidate(
+                replica=view.replica,
+                score=0.0,
+                terms={},
+                cached_tokens=view.cached_tokens,
+                lower_tier_tokens=view.lower_tier_tokens,
+            )
             for view in fleet
         )
         winner = draw_near_best(candidates, 0.0, request)
@@ -31,5 +37,6 @@ class Uniform(
             replica=winner.replica,
             reason=Reason.RULE,
             predicted_cached_tokens=winner.cached_tokens,
+            predicted_lower_tier_tokens=winner.lower_tier_tokens,
             candidates=candidates,
         )

@@ -100,6 +100,7 @@ class Admin:
             "up": parts.health.is_up(member.replica),
             "draining": member.is_draining,
             "has_events": member.has_events,
+            "can_fetch": member.can_fetch,
             "models": sorted(parts.fleet.served(member, parts.health)),
             "inflight": parts.leases.inflight(member.replica),
             "inflight_elsewhere": foreign.inflight if foreign is not None else 0,

@@ -108,7 +108,6 @@ class App:
                 rng=jitter,
             )
         )
-        chain_seed = config.state.chain_seed
         self.proxy = Proxy(
             ProxyParts(
                 config=config,
@@ -117,9 +116,7 @@ class App:
                 health=self.health,
                 prompts=self.prompts,
                 tokens=self.tokens,
-                chooser=Chooser(
-                    self.know, config.policy, chain_seed=chain_seed, seed=seed, clock=clock
-                ),
+                chooser=self._build_chooser(seed),
                 pool=self.pool,
                 trace=self.trace,
                 metrics=self.metrics,
@@ -131,6 +128,16 @@ class App:
         )
         self.admin = self._build_admin()
         self._wire_gauges()
+
+    def _build_chooser(self, seed: int) -> Chooser:
+        return Chooser(
+            self.know,
+            self.config.policy,
+            chain_seed=self.config.state.chain_seed,
+            seed=seed,
+            clock=time.monotonic,
+            kv_transfer=self.config.kv_transfer,
+        )
 
     def _build_admin(self) -> Admin:
         return Admin(

@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 
 from policies.model import ReplicaView, RoutingRequest
 from router.footprint import Footprints
+from router.kv_source import KvTransferSettings, kv_source
 from router.shadow import approximate_identity, place_shadows
 from state.model import BlockId, LeaseTotals, ModelIdentity, Overlap, ReplicaId, Rung
 from state.prefix import cached_tokens, chain_root, namespace_of, salt_scope
@@ -74,7 +75,7 @@ class Choice:
     """A chosen replica with everything that was taken for the request.
 
     ``is_told``: the engine's events will tell what becomes of the prompt. ``shadows``: placements
-    of its bytes, of which no event tells.
+    of its bytes, of which no event tells. ``kv_source``: whom the replica shall ask for the prefix.
     """
 
     member: Member
@@ -85,6 +86,7 @@ class Choice:
     footprint: Footprint
     is_told: bool
     shadows: list[tuple[Placements, Placement]] = field(default_factory=list)
+    kv_source: Member | None = None
 
     def first_byte(self, now_s: float) -> None:
         """Note that the prompt is computed: the engine's events are about to tell."""
@@ -132,9 +134,11 @@ class Chooser:
         chain_seed: int,
         seed: int,
         clock: Callable[[], float],
+        kv_transfer: KvTransferSettings = KvTransferSettings(),  # noqa: B008 - a frozen value
     ) -> None:
         self._know = knowledge
         self._policy = policy
+        self._kv_transfer = kv_transfer
         self._chain_seed = chain_seed
         self._clock = clock
         self._ordinal = 0
@@ -199,7 +203,10 @@ class Chooser:
             guessed = self._know.guessed
             shadows = place_shadows(routed.prompt, member.replica, guessed, hash_of, now_s)
         footprint = self._occupy(routed, member)
-        return Choice(member, decision, lease, book, placements, footprint, is_told, shadows)
+        choice = Choice(member, decision, lease, book, placements, footprint, is_told, shadows)
+        if is_told and member.can_fetch and self._kv_transfer.enabled:
+            choice.kv_source = kv_source(member, candidates, views, self._kv_transfer.min_tokens)
+        return choice
 
     @staticmethod
     def _is_told(routed: Routed, member: Member) -> bool:
@@ -245,7 +252,7 @@ class Chooser:
             finds = found.get(id(branch))
             if finds is None:
                 finds = found[id(branch)] = self._look_up(routed, branch, now_s)
-            cached, pending = self._warmth(routed, member, branch, finds, is_live=is_live)
+            cached, pending, lower = self._warmth(routed, member, branch, finds, is_live=is_live)
             inflight = leases.inflight(replica)
             if foreign:
                 inflight += foreign.get(replica, NO_LEASES).inflight
@@ -257,6 +264,7 @@ class Chooser:
                     recent_assignments=leases.recent(replica, now_s),
                     cached_tokens=cached,
                     pending_tokens=pending,
+                    lower_tier_tokens=lower,
                 )
             )
         return tuple(views)
@@ -282,17 +290,17 @@ class Chooser:
         finds: Sequence[_Found],
         *,
         is_live: bool,
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int, int]:
         """Return the tokens that ``member`` would not compute, and how many are unconfirmed.
 
-        Where the engine tells, its word counts, and what it is about to tell. While the shared
-        state is away nothing is told: then this router's own placements count beside what it last
-        heard.
+        The third figure are the tokens behind them that it holds in lower tiers only. Where the
+        engine tells, its word counts, and what it is about to tell. While the shared state is away
+        nothing is told: then this router's own placements count beside what it last heard.
         """
         block, divisor = branch.identity.block_tokens, 1 if routed.is_exact else BYTES_PER_TOKEN
         is_told = self._is_told(routed, member)
         replica = member.replica
-        cached = pending = 0
+        cached = pending = lower = 0
         for units, resident, placed, guessed in finds:
             blocks = 0 if is_told and is_live else guessed.get(replica, 0)
             overlap = resident.get(replica) if is_told else None
@@ -304,15 +312,20 @@ class Chooser:
             if most > blocks:
                 pending += cached_tokens(most, block, units) // divisor
                 pending -= cached_tokens(blocks, block, units) // divisor
+                blocks = most
+            if overlap is not None and overlap.any_tier_blocks > blocks:
+                lower += cached_tokens(overlap.any_tier_blocks, block, units)
+                lower -= cached_tokens(blocks, block, units)
         cached += pending
         if cached and is_told and member.capacity_tokens is not None:
             room_tokens = self._know.footprints.room_tokens(
                 replica, member.capacity_tokens, branch.chains, block, routed.prompt_tokens
             )
             if room_tokens is not None and room_tokens < cached:
-                # Requests in flight push the rest out before this one gets its turn.
-                return room_tokens, min(pending, room_tokens)
-        return cached, pending
+                # Requests in flight push the rest out before this one gets its turn: a gap before
+                # what lower tiers hold.
+                return room_tokens, min(pending, room_tokens), 0
+        return cached, pending, lower
 
     def _occupy(self, routed: Routed, member: Member) -> Footprint:
         """Let the request count as in flight on ``member`` from now on, with what it takes up."""

@@ -16,6 +16,7 @@ from policies.hot import HotSettings
 from policies.union import AnyPolicy
 from policies.weighted import Weighted
 from router.expected import explained
+from router.kv_source import KvTransferSettings
 from router.upstream import Endpoint
 from state.client import check_url
 from state.model import NAME_PATTERN
@@ -165,6 +166,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: AnyPolicy = Weighted()
     hot_prefix: HotSettings = HotSettings()
     placements: PlacementSettings = PlacementSettings()
+    kv_transfer: KvTransferSettings = KvTransferSettings()
     upstream: UpstreamTimes = UpstreamTimes()
     limits: LimitSettings = LimitSettings()
     health: HealthSettings = HealthSettings()

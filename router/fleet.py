@@ -32,7 +32,8 @@ class Member(Struct, frozen=True, kw_only=True):
 
     Members of one table whose ``identity`` is equal share the object. It is None for a configured
     replica, whose models are what its own ``/v1/models`` answers. ``is_registered``: a sidecar
-    vouches for it; ``has_events``: and tells what it holds.
+    vouches for it; ``has_events``: and tells what it holds. ``can_fetch``: its engine takes KV
+    pages from another one, and gives them.
     """
 
     replica: ReplicaId
@@ -43,6 +44,7 @@ class Member(Struct, frozen=True, kw_only=True):
     has_events: bool = False
     is_draining: bool = False
     capacity_tokens: int | None = None
+    can_fetch: bool = False
 
 
 class Pulse(Protocol):
@@ -96,6 +98,7 @@ def registered_member(state: ReplicaState) -> Member | None:
         has_events=record.has_events,
         is_draining=record.is_draining,
         capacity_tokens=None if capacity is None else capacity * record.page_tokens,
+        can_fetch=record.can_fetch,
     )
 
 

@@ -27,6 +27,9 @@ Framing = Literal["none", "length", "chunked", "close"]
 OWN_PREFIX = b"x-warmroute-"
 """Headers of the router itself: dropped from both sides, set by the router only."""
 
+KV_SOURCE_NAME = b"X-Warmroute-Kv-Source"
+"""Tells an engine which other one may have KV pages of the prompt."""
+
 _DROPPED_PREFIXES = (OWN_PREFIX, b"proxy-")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _NAME_BYTES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -139,6 +142,11 @@ def response_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         message = "the response has a control character in a header"
         raise ReplicaProtocolError(message)
     return header_lines(flat)
+
+
+def kv_source_line(authority: str) -> bytes:
+    """Return the line that names the engine at ``authority``, a checked ``host:port``."""
+    return b"%b: http://%b\r\n" % (KV_SOURCE_NAME, authority.encode("ascii"))
 
 
 def request_head(

@@ -129,6 +129,9 @@ class Metrics:
         self._retries = Tally(
             "warmroute_retries", "Requests sent to another replica after a failure."
         )
+        self._kv_sources = Tally(
+            "warmroute_kv_sources", "Requests sent with a replica to fetch KV pages from."
+        )
         self._prompt_tokens = Tally("warmroute_prompt_tokens", "Prompt tokens routed.")
         self._predicted_tokens = Tally(
             "warmroute_predicted_cached_tokens", "Prompt tokens predicted to be cached."
@@ -152,6 +155,7 @@ class Metrics:
                 self._decisions,
                 self._unroutable,
                 self._retries,
+                self._kv_sources,
                 self._prompt_tokens,
                 self._predicted_tokens,
                 self._reported_tokens,
@@ -176,6 +180,9 @@ class Metrics:
             self._predicted_tokens.add(attempts[-1].decision.predicted_cached_tokens)
             if len(attempts) > 1:
                 self._retries.add(len(attempts) - 1)
+            for attempt in attempts:
+                if attempt.kv_source is not None:
+                    self._kv_sources.add()
         if record.ttft_s is not None:
             self._ttft.observe(record.ttft_s)
         if record.reported_cached_tokens is not None:

@@ -253,7 +253,12 @@ class Proxy:
             choice.finish(outcome, had_first_byte=ttft_s is not None, output_tokens=output_tokens)
             call.ttft_s = ttft_s
             call.attempts.append(
-                Attempt(decision=choice.decision, outcome=outcome.value, error=reason)
+                Attempt(
+                    decision=choice.decision,
+                    outcome=outcome.value,
+                    error=reason,
+                    kv_source=choice.kv_source.replica if choice.kv_source is not None else None,
+                )
             )
 
     @staticmethod
@@ -268,6 +273,7 @@ class Proxy:
             request_id=call.client_request_id or call.request_id,
             done_marker=DONE_MARKER if call.path in DONE_PATHS else None,
             raised_statuses=BUSY_STATUSES if has_others else NO_STATUSES,
+            kv_source=choice.kv_source.endpoint if choice.kv_source is not None else None,
         )
 
     def _receipts(self, choice: Choice, call: Call) -> tuple[tuple[str, str], ...]:
@@ -280,6 +286,10 @@ class Proxy:
             (f"{RECEIPT_PREFIX}replica", decision.replica),
             (f"{RECEIPT_PREFIX}reason", decision.reason.value),
             (f"{RECEIPT_PREFIX}predicted-cached-tokens", str(decision.predicted_cached_tokens)),
+            (
+                f"{RECEIPT_PREFIX}predicted-lower-tier-tokens",
+                str(decision.predicted_lower_tier_tokens),
+            ),
             (f"{RECEIPT_PREFIX}rung", self._parts.reader.freshness()[0].value),
         )
 

@@ -16,9 +16,10 @@ from msgspec import Struct
 from router.connection import StaleConnectionError
 from router.error import ReplicaClosedError
 from router.exchange import Exchange, Outcome
-from router.header import added_lines, request_head
+from router.header import added_lines, kv_source_line, request_head
 from router.observer import Usage
 from router.request import ClientHeaders
+from router.upstream import Endpoint
 from router.wire import ClientStream
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from router.connection import UpstreamConnection
     from router.request import Request
-    from router.upstream import Endpoint, UpstreamPool
+    from router.upstream import UpstreamPool
 
 
 class RelayRequest(Struct, frozen=True, kw_only=True):
@@ -35,6 +36,7 @@ class RelayRequest(Struct, frozen=True, kw_only=True):
     ``done_marker`` is the data of the event that ends a whole stream, None for APIs without one.
     ``raised_statuses`` are raised as ReplicaBusyError instead of being passed on.
     ``allows_keep_alive`` is False when the client shall not send more on its connection.
+    ``kv_source`` is where the replica may fetch KV pages of the prompt.
     """
 
     method: str
@@ -45,6 +47,7 @@ class RelayRequest(Struct, frozen=True, kw_only=True):
     done_marker: bytes | None = b"[DONE]"
     raised_statuses: frozenset[int] = frozenset()
     allows_keep_alive: bool = True
+    kv_source: Endpoint | None = None
 
 
 class Relayed(Struct, frozen=True, kw_only=True):
@@ -106,10 +109,13 @@ async def relay(
     be written) and CancelledError (after closing the replica's connection, and the client's too
     when the response had begun); LeftAfterEndError is one.
     """
+    lines = outbound.headers.lines
+    if outbound.kv_source is not None:
+        lines += kv_source_line(outbound.kv_source.authority)
     head = request_head(
         outbound.method,
         outbound.target,
-        outbound.headers.lines,
+        lines,
         host=endpoint.authority,
         body_bytes=len(outbound.body),
         request_id=outbound.request_id,

@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """One try on one replica: the decision behind it and how it ended."""
+    """One try on one replica: the decision behind it and how it ended.
+
+    ``kv_source`` is the replica that it was told to fetch KV pages from.
+    """
 
     decision: Decision
     outcome: str
     error: str | None = None
+    kv_source: str | None = None
 
 
 class DecisionRecord(Struct, frozen=True, kw_only=True):

@@ -152,6 +152,7 @@ class SidecarAgent:
             page_tokens=profile.page_tokens,
             sidecar=self._sidecar,
             capacity_pages=profile.capacity_pages,
+            can_fetch=profile.can_fetch,
         )
         self._announcer.renew(record, folder)
 
@@ -314,9 +315,9 @@ class SidecarAgent:
             return
         is_told = self._must_discover  # the events showed the restart, and its new life began
         self._must_discover = False
-        if known is not None and (found == known or (is_told and _is_same_shape(found, known))):
+        if known is not None and _is_same_life(found, known, is_told=is_told):
             self._profile = found
-            if is_back:
+            if is_back or found.can_fetch is not known.can_fetch:
                 self._announce()
             return
         self._page_changes = 0
@@ -350,8 +351,14 @@ class SidecarAgent:
         return metrics.load.running == 0 and metrics.load.queued == 0
 
 
-def _is_same_shape(found: EngineProfile, known: EngineProfile) -> bool:
-    return msgspec.structs.replace(found, started_at_s=known.started_at_s) == known
+def _is_same_life(found: EngineProfile, known: EngineProfile, *, is_told: bool) -> bool:
+    """Return whether the cache is the known one; after ``is_told`` its process is a newer one.
+
+    What the engine can do besides says nothing of what it holds.
+    """
+    started_at_s = known.started_at_s if is_told else found.started_at_s
+    changes = {"started_at_s": started_at_s, "can_fetch": known.can_fetch}
+    return msgspec.structs.replace(found, **changes) == known
 
 
 async def run_agent(

@@ -62,13 +62,17 @@ class SidecarSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class EngineProfile(Struct, frozen=True, kw_only=True):
-    """What one life of an engine is; ``source`` is None where it publishes no usable events."""
+    """What one life of an engine is; ``source`` is None where it publishes no usable events.
+
+    ``can_fetch``: it takes KV pages of a prefix from another engine, and gives them.
+    """
 
     identity: ModelIdentity
     page_tokens: int
     capacity_pages: int | None = None
     started_at_s: float | None = None
     source: EventSource | None = None
+    can_fetch: bool = False
 
 
 def replica_name(settings: SidecarSettings, client: EngineClient) -> ReplicaId:
@@ -110,6 +114,7 @@ async def discover(settings: SidecarSettings, client: EngineClient) -> EnginePro
         capacity_pages=settings.capacity_pages or metrics.capacity_pages,
         started_at_s=metrics.started_at_s,
         source=await _event_source(settings, client),
+        can_fetch=await client.can_transfer(),
     )
 
 

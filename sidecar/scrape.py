@@ -218,6 +218,14 @@ class EngineClient:
             )
         return tuple(sources)
 
+    async def can_transfer(self) -> bool:
+        """Return whether ``/kv_transfer`` answers 200: the engine fetches KV pages, and gives."""
+        try:
+            await self._get("/kv_transfer")
+        except EngineError:
+            return False
+        return True
+
     async def _get(self, path: str) -> bytes:
         if self._session is None:
             message = "the client is not open"

@@ -80,7 +80,8 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True):
 
     ``endpoint`` is ``http://host:port`` without a path. ``sidecar`` is the writing process's own
     id. ``capacity_pages`` is the size of the KV pool, None where the engine does not tell.
-    ``has_events``: the engine publishes what it holds.
+    ``has_events``: the engine publishes what it holds. ``can_fetch``: it takes KV pages of a prefix
+    from another engine that says so, and gives them.
     """
 
     replica: ReplicaId
@@ -92,6 +93,7 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True):
     capacity_pages: int | None = None
     has_events: bool = True
     is_draining: bool = False
+    can_fetch: bool = False
 
 
 class ReplicaLoad(Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from the last chains asked; a request pays one append for that, and only near th
 from __future__ import annotations
 
 from collections import deque
+from functools import reduce
 from itertools import repeat
 from operator import or_
 from typing import TYPE_CHECKING, Final
@@ -133,9 +134,9 @@ class Residency:
         if self._is_tight and len(chain) > 1:
             self._asked.append(chain)
         gpu = self._bitmaps[Tier.GPU]
-        lower = [bitmap for tier, bitmap in self._bitmaps.items() if tier is not Tier.GPU]
+        lower = [bitmap for bitmap in self._bitmaps.values() if bitmap and bitmap is not gpu]
         gpu_runs = self._runs(chain, [gpu])
-        if not any(lower):
+        if not lower:
             return {
                 replica: Overlap(gpu_blocks=run, any_tier_blocks=run)
                 for replica, run in gpu_runs.items()
@@ -277,9 +278,8 @@ class Residency:
         alive = self._live_mask
         if not alive:
             return {}
-        holders = map(bitmaps[0].get, chain, repeat(0))
-        for bitmap in bitmaps[1:]:
-            holders = map(or_, holders, map(bitmap.get, chain, repeat(0)))
+        per_tier = [map(bitmap.get, chain, repeat(0)) for bitmap in bitmaps]
+        holders = per_tier[0] if len(per_tier) == 1 else _merged(per_tier)
         ended: list[tuple[int, int]] = []
         last = -1
         for depth, held in enumerate(holders):
@@ -309,3 +309,13 @@ class Residency:
                 runs[self._names[bit]] = run
                 rest ^= bit
         return runs
+
+
+def _merged(per_tier: Sequence[Iterator[int]]) -> Iterator[int]:
+    """Yield who holds each block in any tier; neighbours share one int object, as in one tier."""
+    last: tuple[int, ...] = ()
+    held = 0
+    for parts in zip(*per_tier, strict=True):
+        if parts != last:
+            last, held = parts, reduce(or_, parts)
+        yield held

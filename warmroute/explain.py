@@ -99,7 +99,13 @@ def headline(record: DecisionRecord) -> list[str]:
         lines.append(
             f"  -> {decision.replica} by {decision.reason.value}: {WORDS[decision.reason.value]}"
         )
-        lines.append(f"     predicted {decision.predicted_cached_tokens} cached tokens; {told}")
+        fetched = ""
+        if decision.predicted_lower_tier_tokens:
+            fetched = f" and {decision.predicted_lower_tier_tokens} in lower tiers"
+        cached = f"{decision.predicted_cached_tokens} cached tokens{fetched}"
+        lines.append(f"     predicted {cached}; {told}")
+        if attempt.kv_source is not None:
+            lines.append(f"     told to fetch KV pages from {attempt.kv_source}")
         if attempt.error:
             lines.append(f"     {attempt.outcome}: {attempt.error}")
     lines.append(f"  {record.outcome}, status {record.status}, {ttft}, {record.duration_s:.3f} s")
@@ -112,13 +118,16 @@ def candidates_table(attempt: Attempt) -> Table:
     candidates = attempt.decision.candidates
     names = sorted({name for candidate in candidates for name in candidate.terms})
     table.add_column("replica")
-    for column in ("score", *names, "cached tokens"):
+    has_lower = any(candidate.lower_tier_tokens for candidate in candidates)
+    for column in ("score", *names, "cached tokens", *["in lower tiers"][:has_lower]):
         table.add_column(column, justify="right")
     for candidate in sorted(candidates, key=lambda c: c.score):
         is_chosen = candidate.replica == attempt.decision.replica
         cells = [f"{candidate.score:.4f}"]
         cells += [f"{candidate.terms.get(name, 0.0):.4f}" for name in names]
         cells.append(str(candidate.cached_tokens))
+        if has_lower:
+            cells.append(str(candidate.lower_tier_tokens))
         mark = "* " if is_chosen else "  "
         table.add_row(f"{mark}{candidate.replica}", *cells, style="bold" if is_chosen else None)
     return table

@@ -158,6 +158,16 @@ async def test_a_restarted_engine_voids_all_that_was_known(
         assert all(fleet.blocks(page(n)) == 1 for n in range(20, 24))
 
 
+async def test_a_start_time_that_changed_is_another_life_of_an_engine_without_events() -> None:
+    fleet = Fleet()
+    async with KvEngine() as engine:
+        engine.has_sources = False
+        async with sidecar(settings_for(engine), fleet):
+            await eventually(fleet.is_registered)
+            engine.started_at_s += 100
+            await eventually(lambda: len(fleet.generations) == 2)
+
+
 async def test_a_connection_that_broke_without_a_restart_costs_nothing() -> None:
     fleet = Fleet()
     async with KvEngine() as engine, sidecar(settings_for(engine), fleet):

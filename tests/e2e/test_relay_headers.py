@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from router.upstream import UpstreamPool, UpstreamSettings
+from router.upstream import Endpoint, UpstreamPool, UpstreamSettings
 from support.front import staged
 from support.raw import (
     DONE,
@@ -109,6 +109,22 @@ async def test_a_request_without_extras_gains_only_what_the_router_stands_for() 
         await front.ask(get())
         names = [name for name, _ in front.replica.requests[0].headers]
         assert names == [b"Host", b"X-Request-Id", b"X-Forwarded-For"]
+
+
+@pytest.mark.parametrize("source", [None, Endpoint("10.0.0.9", 8000)])
+@with_both_loops
+async def test_only_the_router_names_a_source_of_kv_pages(source: Endpoint | None) -> None:
+    extra = (
+        b"X-Warmroute-Kv-Source: http://10.6.6.6:1\r\nx-warmroute-kv-source: http://10.6.6.6:2\r\n"
+        b"X-Warmroute-Kv-Other: 1\r\nConnection: X-Warmroute-Kv-Source\r\n"
+    )
+    async with staged(answering(sized(b"ok")), kv_source=source) as front:
+        await front.ask(post(extra=extra))
+        received = front.replica.requests[0]
+        wanted = [] if source is None else [b"http://10.0.0.9:8000"]
+        assert received.all(b"x-warmroute-kv-source") == wanted
+        names = [name.lower() for name, _ in received.headers]
+        assert sum(name.startswith(b"x-warmroute") for name in names) == len(wanted)
 
 
 @with_both_loops

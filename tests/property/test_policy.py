@@ -25,6 +25,7 @@ weighted = st.builds(
     w_recent=WEIGHT,
     tokens_scale=st.floats(min_value=1e-3, max_value=1e9),
     tie_margin=st.floats(min_value=0, max_value=1),
+    lower_tier_credit=st.floats(min_value=0, max_value=1),
 )
 policies: st.SearchStrategy[Policy] = st.one_of(
     weighted,
@@ -55,6 +56,7 @@ def fleets(draw: st.DrawFn, smallest: int = 1) -> tuple[ReplicaView, ...]:
             queued=draw(st.none() | st.integers(0, 500)),
             recent_assignments=draw(st.just(0.0) | st.floats(0, 1e6)),
             cached_tokens=draw(st.just(0) | st.integers(0, 200_000)),
+            lower_tier_tokens=draw(st.just(0) | st.integers(0, 200_000)),
         )
         for name in names
     )
@@ -68,7 +70,13 @@ def test_a_decision_is_in_the_fleet_and_among_its_candidates(
     decision = policy.pick(request, fleet)
     assert decision is not None
     by_name = {view.replica: view for view in fleet}
-    assert decision.predicted_cached_tokens == by_name[decision.replica].cached_tokens
+    chosen = by_name[decision.replica]
+    assert decision.predicted_cached_tokens == chosen.cached_tokens
+    assert decision.predicted_lower_tier_tokens == chosen.lower_tier_tokens
+    for candidate in decision.candidates:
+        view = by_name[candidate.replica]
+        held = (candidate.cached_tokens, candidate.lower_tier_tokens)
+        assert held == (view.cached_tokens, view.lower_tier_tokens)
     listed = [candidate.replica for candidate in decision.candidates]
     assert decision.replica in listed
     assert listed == [view.replica for view in fleet if view.replica in listed]
@@ -137,10 +145,14 @@ def test_the_reason_follows_from_who_holds_most(
 ) -> None:
     decision = policy.pick(request, fleet)
     assert decision is not None
-    most = max(view.cached_tokens for view in fleet)
+    held = {
+        view.replica: view.cached_tokens + policy.lower_tier_credit * view.lower_tier_tokens
+        for view in fleet
+    }
+    most = max(held.values())
     if most == 0:
         assert decision.reason is Reason.LOAD
-    elif decision.predicted_cached_tokens == most:
+    elif held[decision.replica] == most:
         assert decision.reason is Reason.PREFIX
     else:
         assert decision.reason is Reason.SPILL
@@ -164,3 +176,25 @@ def test_more_cached_tokens_never_cost_a_replica_the_choice(
     assert after is not None
     scores = {candidate.replica: candidate.score for candidate in after.candidates}
     assert scores[before.replica] == min(scores.values())
+
+
+@untimed
+@given(weighted, requests, fleets())
+def test_a_copy_in_a_lower_tier_is_worth_something_between_nothing_and_one_on_the_gpu(
+    policy: Weighted, request: RoutingRequest, fleet: tuple[ReplicaView, ...]
+) -> None:
+    def prefix_terms(views: tuple[ReplicaView, ...]) -> list[float]:
+        decision = policy.pick(request, views)
+        assert decision is not None
+        return [candidate.terms["prefix"] for candidate in decision.candidates]
+
+    replace = msgspec.structs.replace
+    gone = tuple(replace(view, lower_tier_tokens=0) for view in fleet)
+    promoted = tuple(
+        replace(
+            view, cached_tokens=view.cached_tokens + view.lower_tier_tokens, lower_tier_tokens=0
+        )
+        for view in fleet
+    )
+    terms = zip(prefix_terms(promoted), prefix_terms(fleet), prefix_terms(gone), strict=True)
+    assert all(best <= term <= worst for best, term, worst in terms)

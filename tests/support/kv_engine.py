@@ -59,6 +59,7 @@ class KvEngine:
         self.is_healthy = True
         self.has_metrics = True
         self.has_sources = True
+        self.can_transfer = False
         self.started_at_s = 1000.0
         self.log: list[tuple[int, bytes]] = []
         self.next_sequence = 0
@@ -80,6 +81,7 @@ class KvEngine:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/kv_event_sources", self._sources)
+        app.router.add_get("/kv_transfer", self._transfer)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.http_port).start()
@@ -182,3 +184,7 @@ vllm:cache_config_info{{block_size="{self.page_tokens}",num_gpu_blocks="{self.ca
         replay = f"tcp://*:{self.replay_port}" if self.has_replay else None
         source = {"endpoint": f"tcp://*:{self.events_port}", "replay_endpoint": replay}
         return web.json_response({"0": source})
+
+    async def _transfer(self, request: web.Request) -> web.Response:
+        del request
+        return web.json_response({}, status=200 if self.can_transfer else 404)

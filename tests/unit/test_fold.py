@@ -3,10 +3,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sidecar.event import ClearedPages, KvEvent, RemovedPages, StoredPages
+from sidecar.event import ClearedPages, KvEvent, RemovedPages, StoredPages, decode_batch
 from sidecar.fold import PageFolder, PageSizeError
 from state.model import BlockId, ModelIdentity, NamespaceId, Tier
 from state.prefix import chain_of, chain_root, namespace_of, pack_tokens, salt_scope
+from support.kv_engine import stored
 
 IDENTITY = ModelIdentity(model="m", block_tokens=4)
 SEED = 7
@@ -266,6 +267,44 @@ def test_pages_with_images_and_what_follows_them_are_not_indexed() -> None:
     assert not pages.orphans
     pages.apply([remove(3, 2, 1)])
     assert pages.known_pages() == 0
+
+
+def salted_from(page: int, handles: list[int], tokens: list[int], parent: int | None) -> KvEvent:
+    """Return a store of whole pages as an engine publishes it, with a salt at ``page`` only."""
+    fields = stored(handles, tokens, parent)
+    fields["extra_keys"] = [["tenant"] if at == page else None for at in range(len(handles))]
+    [event] = decode_batch(msgspec.msgpack.encode([0.0, [fields]])).events
+    return event
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_private_tail_of_a_public_prefix_is_nobodys_block(*, is_late: bool) -> None:
+    """B19: a salt in the middle of a prompt; whoever has none, or has it from the start, gets none.
+
+    Also what follows the salted page, a copy of it in host memory, and a tail before its parent.
+    """
+    pages = folder()
+    tokens = list(range(12))
+    events = [
+        store([1, 2], tokens[:4]),
+        salted_from(0, [3, 4], tokens[4:8], 2),
+        store([5, 6], tokens[8:], 4),
+        store([3, 4], [], tier=Tier.HOST),
+    ]
+    pages.apply(events[1:3] + events[:1] + events[3:] if is_late else events)
+    public = {(namespace_of(IDENTITY), Tier.GPU): set(chain(tokens[:4]))}
+    assert pages.resident() == public
+    assert pages.counts.opaque_pages == 4
+    again = pages.apply([remove(6, 5, 4, 3)])
+    assert not again.changes
+    assert pages.resident() == public
+
+
+def test_a_salt_within_one_run_of_pages_ends_what_is_public() -> None:
+    pages = folder()
+    pages.apply([salted_from(3, [1, 2, 3, 4, 5, 6], list(range(12)), None)])
+    assert held(pages) == set(chain([0, 1, 2, 3]))
+    assert len(pages.resident()) == 1
 
 
 def test_a_child_waits_for_its_parent() -> None:

@@ -12,6 +12,7 @@ from router.header import (
     body_framing,
     date_line,
     header_value,
+    kv_source_line,
     request_head,
     request_lines,
     response_head,
@@ -275,3 +276,16 @@ def test_header_value_is_the_first_of_its_name() -> None:
     headers = ((b"A", b"1"), (b"b", b"2"), (b"B", b"3"))
     assert header_value(headers, b"b") == b"2"
     assert header_value(headers, b"c") is None
+
+
+@pytest.mark.parametrize(
+    "name", [b"X-Warmroute-Kv-Source", b"x-warmroute-kv-source", b"X-WARMROUTE-KV-ANYTHING"]
+)
+def test_no_client_names_a_source_of_kv_pages(name: bytes) -> None:
+    """An engine dials what the header names."""
+    assert request_lines(((name, b"http://10.0.0.9:1"), (b"X-Kept", b"1"))) == b"X-Kept: 1\r\n"
+
+
+def test_the_line_of_a_source_is_its_url() -> None:
+    expected = b"X-Warmroute-Kv-Source: http://[::1]:8000\r\n"
+    assert kv_source_line("[::1]:8000") == expected

@@ -7,7 +7,7 @@ import msgspec
 from policies.model import Candidate, Decision, Reason
 from router.trace import Attempt, DecisionRecord, DecisionTrace
 from state.model import ReplicaId, Rung
-from warmroute.explain import headline
+from warmroute.explain import candidates_table, headline
 
 
 def record(number: int, client_id: str | None = None, **changes: object) -> DecisionRecord:
@@ -86,6 +86,28 @@ def test_an_explanation_names_replica_reason_prediction_and_what_was_reported() 
     text = "\n".join(headline(record(1)))
     for part in ("id1", "gpu-0", "by prefix", "predicted 64", "reported 64", "0.250 s"):
         assert part in text
+
+
+def test_an_explanation_tells_lower_tiers_and_a_source_apart() -> None:
+    plain = record(1)
+    [attempt] = plain.attempts
+    [candidate] = attempt.decision.candidates
+    decision = msgspec.structs.replace(
+        attempt.decision,
+        predicted_lower_tier_tokens=32,
+        candidates=(msgspec.structs.replace(candidate, lower_tier_tokens=32),),
+    )
+    fetched = msgspec.structs.replace(attempt, decision=decision, kv_source="gpu-1")
+    text = "\n".join(headline(record(1, attempts=(fetched,))))
+    assert "predicted 64 cached tokens and 32 in lower tiers; the engine reported 64" in text
+    assert "told to fetch KV pages from gpu-1" in text
+    table = candidates_table(fetched)
+    assert [column.header for column in table.columns][-2:] == ["cached tokens", "in lower tiers"]
+    assert [list(column.cells) for column in table.columns][-2:] == [["64"], ["32"]]
+    without = "\n".join(headline(plain))
+    assert "lower" not in without
+    assert "fetch" not in without
+    assert [column.header for column in candidates_table(attempt).columns][-1] == "cached tokens"
 
 
 def test_an_explanation_says_what_is_not_known() -> None:

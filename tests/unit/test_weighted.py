@@ -16,6 +16,7 @@ def view(
     inflight: int = 0,
     *,
     cached: int = 0,
+    lower: int = 0,
     queued: int | None = 0,
     recent: float = 0.0,
 ) -> ReplicaView:
@@ -25,6 +26,7 @@ def view(
         queued=queued,
         recent_assignments=recent,
         cached_tokens=cached,
+        lower_tier_tokens=lower,
     )
 
 
@@ -175,6 +177,43 @@ def test_a_hot_prefix_takes_nothing_from_a_replica_that_holds_more() -> None:
     assert decision.replica == "a"
 
 
+def test_what_a_lower_tier_holds_counts_by_its_fraction() -> None:
+    """A82: an offloaded prefix is no lost one, and no free one."""
+    fleet = (view("gpu", cached=3_000), view("host", cached=1_000, lower=2_000), view("cold"))
+    decision = decide(fleet, request(3_050), Weighted(lower_tier_credit=0.25))
+    terms = [terms_of(decision, name)["prefix"] for name in ("gpu", "host", "cold")]
+    assert terms == pytest.approx([50 / 2_000, (50 + 0.75 * 2_000) / 2_000, 3_050 / 2_000])
+    assert decision.replica == "gpu"
+    assert [one.lower_tier_tokens for one in decision.candidates] == [0, 2_000, 0]
+
+
+def test_a_replica_that_can_fetch_the_prompt_is_better_than_one_without_it() -> None:
+    fleet = (view("cold"), view("host", lower=3_000))
+    decision = decide(fleet, request(3_050))
+    assert (decision.replica, decision.reason) == ("host", Reason.PREFIX)
+    assert decision.predicted_cached_tokens == 0
+    assert decision.predicted_lower_tier_tokens == 3_000
+    busy = (view("cold"), view("host", 3, lower=3_000))
+    assert decide(busy, request(3_050)).reason is Reason.SPILL
+
+
+def test_without_credit_a_lower_tier_is_worth_nothing() -> None:
+    fleet = (view("cold"), view("host", lower=3_000))
+    blind = Weighted(lower_tier_credit=0.0)
+    decisions = [decide(fleet, request(3_050, ordinal=i), blind) for i in range(32)]
+    assert {decision.replica for decision in decisions} == {"cold", "host"}
+    assert {decision.reason for decision in decisions} == {Reason.LOAD}
+
+
+def test_a_holder_of_a_hot_prefix_counts_what_it_holds_or_is_to_hold_but_not_both() -> None:
+    heat = Heat(prefix_tokens=1_000, rate_per_s=20.0, holders=frozenset({ReplicaId("a")}))
+    asked = request(4_000, heat=heat)
+    policy = Weighted(lower_tier_credit=0.5)
+    for lower, held in ((1_000, 1_000), (3_000, 1_500)):
+        decision = decide((view("a", lower=lower), view("b")), asked, policy)
+        assert terms_of(decision, "a")["prefix"] == pytest.approx((4_000 - held) / 2_000)
+
+
 def test_the_policy_is_its_configuration() -> None:
     text = b'{"kind": "weighted", "w_prefix": 2, "tokens_scale": 500}'
     assert msgspec.json.decode(text, type=AnyPolicy) == Weighted(w_prefix=2.0, tokens_scale=500.0)
@@ -186,6 +225,8 @@ def test_the_policy_is_its_configuration() -> None:
         '{"kind": "weighted", "w_queue": -1}',
         '{"kind": "weighted", "tokens_scale": 0}',
         '{"kind": "weighted", "tie_margin": -0.1}',
+        '{"kind": "weighted", "lower_tier_credit": -0.1}',
+        '{"kind": "weighted", "lower_tier_credit": 1.1}',
         '{"kind": "weighted", "w_cache": 1}',
         '{"kind": "unheard_of"}',
         "{}",
