@@ -32,7 +32,7 @@ $(DEV): requirements/dev.lock $(RUN)
 setup: $(RUN) ## Install into .venv what running needs
 
 demo: $(RUN) ## Compare routing policies on a local fleet (no GPU, no Redis needed)
-	@$(BIN)/warmroute demo
+	@$(BIN)/warmroute demo $(ARGS)
 
 check: $(DEV) ## Lint, format, import rules, layout, strict types
 	@$(BIN)/ruff check .

@@ -169,3 +169,15 @@ def preset_cost(name: PresetName) -> StepCost:
             return LLAMA_70B_FP8_2XH100
         case "instant":
             return INSTANT
+
+
+_KV_TOKEN_BYTES: Final[dict[PresetName, int]] = {
+    "llama-8b-h100": 131_072,
+    "llama-70b-fp8-2xh100": 327_680,
+    "instant": 131_072,
+}
+
+
+def preset_page_bytes(name: PresetName, page_tokens: int) -> int:
+    """Return the KV bytes of a page of the model behind the step cost called ``name``."""
+    return _KV_TOKEN_BYTES[name] * page_tokens

@@ -1,23 +1,42 @@
-"""The page pool: fixed pages, reference counts, a free list, an LRU of reusable pages.
+"""The page pool of one tier: fixed pages, reference counts, and the state of every page.
 
-A page is in exactly one of three states. *Free*: nobody uses it and its content is worthless.
-*Held*: at least one sequence references it. *Cached*: nobody references it, but its content is
-indexed and may be reused until the page is needed. ``free + held + cached == total`` is checked
-after every change; ``audit`` checks each page.
+A page is *free* (no content that matters) or in one of five states. *Allocated*: in a block table,
+nothing computed yet. *Used*: held, with content. *Reserved*: claimed for a transfer under way.
+*Evictable*: nobody holds it, its content is indexed and may be reused until the page is needed.
+*Pinned*: the same, and protected until a deadline. ``free`` and the five add up to ``total_pages``
+after every change, and by tenant to what the tenant has; ``audit`` checks each page.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, NewType
+import heapq
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Final, NewType
 
 from msgspec import Struct
 
+from sidecar.eviction import LeastRecentlyUsed
+from sidecar.journal import PageRecord, Transition
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from sidecar.eviction import Eviction
+    from sidecar.journal import Operation, PageState, TierName
 
 PageId = NewType("PageId", int)
 """A page's place in the pool: 0 to ``total_pages - 1``."""
+
+STATES: Final[tuple[PageState, ...]] = (
+    "free",
+    "allocated",
+    "used",
+    "reserved",
+    "evictable",
+    "pinned",
+)
+FREE, ALLOCATED, USED, RESERVED, EVICTABLE, PINNED = range(len(STATES))
+_TAKEN_AS: Final = {"create": ALLOCATED, "append": ALLOCATED, "reserve": RESERVED}
 
 
 class PoolError(Exception):
@@ -32,20 +51,39 @@ class Taken(Struct, frozen=True):
 
 
 class PagePool:
-    """Hands out pages: free ones first, then the least recently used cached ones."""
+    """Hands out pages: free ones first, then those that ``eviction`` gives up.
 
-    def __init__(self, total_pages: int) -> None:
+    ``holder`` arguments name the request (or transfer) for ``journal``, which gets a Transition for
+    every change; the pool itself only counts references. ``tenant`` owns what is taken for it.
+    """
+
+    def __init__(
+        self,
+        total_pages: int,
+        eviction: Eviction | None = None,
+        *,
+        tier: TierName = "device",
+        journal: Callable[[Transition], None] | None = None,
+    ) -> None:
         if total_pages < 1:
             message = f"total_pages: expected at least 1, got {total_pages}"
             raise ValueError(message)
         self.total_pages = total_pages
-        self.held_pages = 0
+        self.tier: Final = tier
+        self.eviction: Final[Eviction] = eviction or LeastRecentlyUsed()
         self.releases = 0
         """Grows whenever pages may have become available."""
+        self._journal = journal
         self._references = [0] * total_pages
-        self._is_reusable = bytearray(total_pages)
+        self._state = bytearray(total_pages)
+        self._tenant = [""] * total_pages
+        self._is_indexed = bytearray(total_pages)
+        self._pinned_until_s: dict[PageId, float] = {}
+        self._deadlines: list[tuple[float, PageId]] = []
         self._free = deque(PageId(page) for page in range(total_pages))
-        self._cached: OrderedDict[PageId, None] = OrderedDict()
+        self._counts = [total_pages, 0, 0, 0, 0, 0]
+        self._by_tenant: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(STATES))
+        self._owned: dict[str, int] = {}
 
     @property
     def free_pages(self) -> int:
@@ -55,80 +93,224 @@ class PagePool:
     @property
     def cached_pages(self) -> int:
         """Unreferenced pages with reusable content."""
-        return len(self._cached)
+        return self._counts[EVICTABLE] + self._counts[PINNED]
 
     @property
-    def available_pages(self) -> int:
-        """Pages that ``take`` can hand out now."""
-        return len(self._free) + len(self._cached)
+    def held_pages(self) -> int:
+        """Pages that somebody references."""
+        return self._counts[ALLOCATED] + self._counts[USED] + self._counts[RESERVED]
+
+    def available_pages(self, tenant: str = "") -> int:
+        """Pages that ``take`` can hand out now for ``tenant``."""
+        return len(self._free) + self.eviction.available_pages(tenant, self._owned)
 
     def references(self, page: PageId) -> int:
-        """Return how many sequences hold ``page``."""
+        """Return how many hold ``page``."""
         return self._references[page]
 
-    def count_cached(self, pages: Iterable[PageId]) -> int:
-        """Return how many of ``pages`` are cached: sharing them makes so many unavailable."""
-        return sum(1 for page in pages if self._references[page] == 0)
+    def is_indexed(self, page: PageId) -> bool:
+        """Return whether the content of ``page`` is kept when it is released."""
+        return bool(self._is_indexed[page])
 
-    def take(self, wanted_pages: int) -> Taken:
+    def count_evictable(self, pages: Iterable[PageId]) -> int:
+        """Return how many of ``pages`` are evictable: sharing them makes so many unavailable."""
+        return sum(1 for page in pages if self._state[page] == EVICTABLE)
+
+    def take(
+        self,
+        wanted_pages: int,
+        tenant: str = "",
+        *,
+        holder: str | None = None,
+        how: Operation = "create",
+    ) -> Taken:
         """Hand out pages with one reference each; raises PoolError when there are not enough."""
-        if wanted_pages > self.available_pages:
-            message = f"{wanted_pages} pages wanted, {self.available_pages} available"
+        if wanted_pages > self.available_pages(tenant):
+            message = f"{wanted_pages} pages wanted, {self.available_pages(tenant)} available"
             raise PoolError(message)
         from_free = min(wanted_pages, len(self._free))
         pages = [self._free.popleft() for _ in range(from_free)]
-        evicted = [self._cached.popitem(last=False)[0] for _ in range(wanted_pages - from_free)]
+        evicted = [self._evict(tenant) for _ in range(wanted_pages - from_free)]
         pages += evicted
+        state = _TAKEN_AS[how]
         for page in pages:
             self._references[page] = 1
-        for page in evicted:
-            self._is_reusable[page] = False
-        self.held_pages += wanted_pages
+            self._state[page] = state
+            self._tenant[page] = tenant
+        self._counts[FREE] -= wanted_pages
+        self._counts[state] += wanted_pages
+        self._by_tenant[tenant][state] += wanted_pages
+        self._owned[tenant] = self._owned.get(tenant, 0) + wanted_pages
+        if evicted:
+            self._note("evict", evicted, why=self.eviction.rule)
+        self._note(how, pages, holder, tenant=tenant)
         self._check_conservation()
         return Taken(pages, evicted)
 
-    def share(self, pages: Sequence[PageId]) -> None:
+    def share(self, pages: Sequence[PageId], holder: str | None = None) -> None:
         """Add a reference to each of ``pages``, which must be held or cached."""
         for page in pages:
-            if self._references[page] == 0:
-                if page not in self._cached:
-                    message = f"page {page} is free and cannot be shared"
-                    raise PoolError(message)
-                del self._cached[page]
-                self.held_pages += 1
+            state = self._state[page]
+            if state == FREE:
+                message = f"page {page} is free and cannot be shared"
+                raise PoolError(message)
+            if state == EVICTABLE:
+                self.eviction.withdraw(page)
+            if state in (EVICTABLE, PINNED):
+                self._move(page, USED)
             self._references[page] += 1
+        self._note("share", pages, holder)
         self._check_conservation()
 
-    def release(self, pages: Iterable[PageId]) -> None:
+    def fill(self, pages: Iterable[PageId]) -> None:
+        """Note that ``pages`` have content now, at least in part; used ones stay as they are."""
+        filled = [page for page in pages if self._state[page] in (ALLOCATED, RESERVED)]
+        for page in filled:
+            self._move(page, USED)
+        self._note("fill", filled)
+
+    def index(self, pages: Sequence[PageId]) -> None:
+        """Keep the content of held ``pages`` when they are released."""
+        for page in pages:
+            if self._references[page] == 0:
+                message = f"page {page} is not held and cannot become reusable"
+                raise PoolError(message)
+            self._is_indexed[page] = True
+        self._note("index", pages)
+
+    def unindex(self, pages: Iterable[PageId]) -> None:
+        """Give up the content of ``pages``: unreferenced ones become free at once."""
+        gone = [page for page in pages if self._is_indexed[page]]
+        for page in gone:
+            self._is_indexed[page] = False
+            if self._state[page] == EVICTABLE:
+                self.eviction.withdraw(page)
+            self._pinned_until_s.pop(page, None)
+            if self._references[page] == 0:
+                self._set_free(page)
+        self.releases += 1
+        self._note("unindex", gone)
+        self._check_conservation()
+
+    def release(
+        self, pages: Iterable[PageId], holder: str | None = None, why: str | None = None
+    ) -> None:
         """Drop a reference to each of ``pages``; the first one becomes the first to evict."""
+        pages = list(pages)
+        evictable = []
+        above = []
         for page in pages:
             if self._references[page] == 0:
                 message = f"page {page} is released more often than it was taken"
                 raise PoolError(message)
             self._references[page] -= 1
-            if self._references[page] == 0:
-                self.held_pages -= 1
-                if self._is_reusable[page]:
-                    self._cached[page] = None
-                else:
-                    self._free.append(page)
+            if self._references[page]:
+                above.append(page)
+            elif not self._is_indexed[page]:
+                self._set_free(page)
+            elif page in self._pinned_until_s:
+                self._move(page, PINNED)
+                above.append(page)
+            else:
+                self._move(page, EVICTABLE)
+                evictable.append((page, self._tenant[page]))
+        if evictable:
+            self.eviction.admit(evictable, above)
         self.releases += 1
+        self._note("release", pages, holder, why=why)
         self._check_conservation()
 
-    def mark_reusable(self, page: PageId) -> None:
-        """Keep the content of a held ``page`` when it is released."""
-        if self._references[page] == 0:
-            message = f"page {page} is not held and cannot become reusable"
-            raise PoolError(message)
-        self._is_reusable[page] = True
+    def pin(self, pages: Iterable[PageId], until_s: float) -> None:
+        """Protect indexed ``pages`` from eviction until ``until_s``; never shortens a pin."""
+        pinned = [page for page in pages if self._is_indexed[page]]
+        for page in pinned:
+            if self._state[page] == EVICTABLE:
+                self.eviction.withdraw(page)
+                self._move(page, PINNED)
+            deadline_s = max(until_s, self._pinned_until_s.get(page, until_s))
+            self._pinned_until_s[page] = deadline_s
+            heapq.heappush(self._deadlines, (deadline_s, page))
+        self._note("pin", pinned)
+
+    def unpin(self, pages: Iterable[PageId], why: str | None = None) -> None:
+        """End the pins of ``pages``, children first."""
+        ended = [page for page in pages if self._pinned_until_s.pop(page, None) is not None]
+        evictable = [page for page in ended if self._state[page] == PINNED]
+        for page in evictable:
+            self._move(page, EVICTABLE)
+        above = [page for page in ended if self._state[page] == USED]
+        self.eviction.admit([(page, self._tenant[page]) for page in evictable], above)
+        self.releases += 1
+        self._note("unpin", ended, why=why)
+
+    def expire_pins(self, now_s: float) -> None:
+        """End the pins whose deadline has come."""
+        ended = set()
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            until_s, page = heapq.heappop(self._deadlines)
+            if self._pinned_until_s.get(page) == until_s:
+                ended.add(page)
+        if ended:
+            # Parents were pinned first, and are to be evicted last.
+            self.unpin(
+                [each for each in reversed(self._pinned_until_s) if each in ended], "expired"
+            )
+
+    def pinned(self) -> list[PageId]:
+        """Return the pages with a pin, held ones too, in the order in which they were pinned."""
+        return list(self._pinned_until_s)
 
     def forget_content(self) -> None:
         """Make every cached page free; held pages become free when they are released."""
-        self._free.extend(self._cached)
-        self._cached.clear()
-        self._is_reusable = bytearray(self.total_pages)
+        for page in map(PageId, range(self.total_pages)):
+            if self._state[page] == EVICTABLE:
+                self.eviction.withdraw(page)
+            if self._state[page] in (EVICTABLE, PINNED):
+                self._set_free(page)
+        self._is_indexed = bytearray(self.total_pages)
+        self._pinned_until_s.clear()
+        self._deadlines.clear()
         self.releases += 1
+        self._note("clear", ())
         self._check_conservation()
+
+    def states(self) -> dict[str, int]:
+        """Return the pages in each state."""
+        return dict(zip(STATES, self._counts, strict=True))
+
+    def tenants(self) -> dict[str, dict[str, int]]:
+        """Return, for every tenant that owns pages, the pages in each state."""
+        return {
+            tenant: dict(zip(STATES[1:], counts[1:], strict=True))
+            for tenant, counts in self._by_tenant.items()
+            if any(counts)
+        }
+
+    def owned_pages(self, tenant: str) -> int:
+        """Return the pages that ``tenant`` owns in any state."""
+        return self._owned.get(tenant, 0)
+
+    def largest_free_run_pages(self) -> int:
+        """Return the longest run of neighbouring free pages. Costs O(total pages)."""
+        longest = run = 0
+        for state in self._state:
+            run = run + 1 if state == FREE else 0
+            longest = max(longest, run)
+        return longest
+
+    def snapshot(self) -> list[PageRecord]:
+        """Return every page that is not free. The holders are not known here: the owner adds."""
+        return [
+            PageRecord(
+                page,
+                STATES[state],
+                is_indexed=bool(self._is_indexed[page]),
+                is_pinned=page in self._pinned_until_s,
+                tenant=self._tenant[page],
+            )
+            for page, state in enumerate(self._state)
+            if state != FREE
+        ]
 
     def audit(self) -> None:
         """Check every page; raises PoolError. Costs O(total pages): for tests."""
@@ -137,20 +319,76 @@ class PagePool:
         if len(free) != len(self._free):
             message = "a page is free twice"
             raise PoolError(message)
+        counts = [0] * len(STATES)
         for page in map(PageId, range(self.total_pages)):
-            states = (page in free, self._references[page] > 0, page in self._cached)
-            if states.count(True) != 1 or self._references[page] < 0:
-                message = f"page {page} is free, held, cached: {states}"
+            state = self._state[page]
+            counts[state] += 1
+            is_right = {
+                FREE: page in free,
+                EVICTABLE: bool(self._is_indexed[page]) and page not in self._pinned_until_s,
+                PINNED: bool(self._is_indexed[page]) and page in self._pinned_until_s,
+            }.get(state, True)
+            is_held = state in (ALLOCATED, USED, RESERVED)
+            if (
+                not is_right
+                or is_held != (self._references[page] > 0)
+                or (page in free) != (state == FREE)
+            ):
+                message = f"page {page} is {STATES[state]} with {self._references[page]} references"
                 raise PoolError(message)
-            if page in self._cached and not self._is_reusable[page]:
-                message = f"page {page} is cached without reusable content"
-                raise PoolError(message)
+        by_tenant = [sum(each) for each in zip(*self._by_tenant.values(), strict=True)][1:]
+        if counts != self._counts or (by_tenant and by_tenant != counts[1:]):
+            message = f"counted {counts}, kept {self._counts} and {by_tenant} by tenant"
+            raise PoolError(message)
+
+    def _evict(self, tenant: str) -> PageId:
+        page = self.eviction.victim(tenant, self._owned)
+        self._is_indexed[page] = False
+        self._leave(page)
+        self._counts[FREE] += 1
+        return page
+
+    def _set_free(self, page: PageId) -> None:
+        self._leave(page)
+        self._state[page] = FREE
+        self._counts[FREE] += 1
+        self._free.append(page)
+
+    def _leave(self, page: PageId) -> None:
+        """Take ``page`` out of its state and from its tenant."""
+        state, tenant = self._state[page], self._tenant[page]
+        self._counts[state] -= 1
+        self._by_tenant[tenant][state] -= 1
+        self._owned[tenant] -= 1
+        if not self._owned[tenant]:
+            del self._owned[tenant], self._by_tenant[tenant]
+
+    def _move(self, page: PageId, state: int) -> None:
+        before = self._state[page]
+        self._state[page] = state
+        self._counts[before] -= 1
+        self._counts[state] += 1
+        counts = self._by_tenant[self._tenant[page]]
+        counts[before] -= 1
+        counts[state] += 1
+
+    def _note(
+        self,
+        op: Operation,
+        pages: Sequence[PageId],
+        holder: str | None = None,
+        *,
+        why: str | None = None,
+        tenant: str | None = None,
+    ) -> None:
+        if self._journal is not None and (pages or op == "clear"):
+            self._journal(
+                Transition(
+                    op=op, tier=self.tier, pages=list(pages), request=holder, why=why, tenant=tenant
+                )
+            )
 
     def _check_conservation(self) -> None:
-        found_pages = len(self._free) + self.held_pages + len(self._cached)
-        if found_pages != self.total_pages:
-            message = (
-                f"{len(self._free)} free + {self.held_pages} held + {len(self._cached)} cached "
-                f"pages are not {self.total_pages}"
-            )
+        if sum(self._counts) != self.total_pages or self._counts[FREE] != len(self._free):
+            message = f"{self.states()} with {len(self._free)} free are not {self.total_pages}"
             raise PoolError(message)

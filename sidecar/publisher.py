@@ -17,11 +17,12 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from sidecar.cache import PageChange, PagesCleared, PagesRemoved, PagesStored
+from sidecar.pagechange import PageChange, PagesCleared, PagesRemoved, PagesStored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sidecar.journal import TierName
     from state.model import BlockId
 
 END_SEQUENCE: Final = (2**64 - 1).to_bytes(8, "big")
@@ -30,7 +31,7 @@ KEPT_BATCHES: Final = 10_000
 KEPT_BYTES: Final = 64 * 2**20
 _SEQUENCE_BYTES: Final = 8
 _HASH_BYTES: Final = 8
-_MEDIUM: Final = "GPU"
+_MEDIA: Final[dict[TierName, str]] = {"device": "GPU", "host": "CPU", "disk": "STORAGE"}
 
 HashForm = Literal["int", "bytes"]
 EventEncoding = Literal["map", "array"]
@@ -52,14 +53,14 @@ class EventFormat(msgspec.Struct, frozen=True, kw_only=True):
         match change:
             case PagesStored():
                 return self._stored(change)
-            case PagesRemoved(keys=keys):
+            case PagesRemoved(keys=keys, tier=tier):
                 hashes = [self._hash(key) for key in keys]
                 if self.encoding == "array":
-                    return ["BlockRemoved", hashes, _MEDIUM]
+                    return ["BlockRemoved", hashes, _MEDIA[tier]]
                 return {
                     "type": "BlockRemoved",
                     "block_hashes": hashes,
-                    "medium": _MEDIUM,
+                    "medium": _MEDIA[tier],
                     "group_idx": 0,
                 }
             case PagesCleared():
@@ -77,7 +78,7 @@ class EventFormat(msgspec.Struct, frozen=True, kw_only=True):
             "token_ids": change.token_ids,
             "block_size": self.page_tokens,
             "lora_id": None,
-            "medium": _MEDIUM,
+            "medium": _MEDIA[change.tier],
             "lora_name": None,
             "extra_keys": extra_keys,
         }

@@ -1,99 +1,137 @@
-"""The synthetic runner: tokens without arithmetic, deterministic and real.
+"""What runs a step: the seam between scheduling and arithmetic.
 
-Its text is made of words. Token ids are those that the codec gives to these words, so what it
-generates enters the cache and is found again when a client sends it back.
+A batch names tokens, positions and pages; the runner computes their KV into these pages and
+samples where it is asked to. Runners: ``sidecar.synthetic`` (a clock),
+``sidecar.compute.numpy_runner`` (the reference) and ``sidecar.compute.torch_runner``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import xxhash
 from msgspec import Struct
 
-from sidecar.cache import unpack_tokens
+from sidecar.clock import StepLoad
+from sidecar.pool import PageId
 
-if TYPE_CHECKING:
-    from prompt.codec import Codec
-
-_VOCABULARY: Final = (
-    "the a of to and in that it is was for on are with as at be this have from or one had by "
-    "word but not what all were we when your can said there use an each which she do how their "
-    "if will up other about out many then them these so some her would make like him into time "
-    "has look two more write go see number no way could people my than first water been call "
-    "who oil its now find long down day did get come made may part over new sound take only "
-    "little work know place year live me back give most very after thing our just name good "
-    "sentence man think say great where help through much before line right too mean old any "
-    "same tell boy follow came want show also around form three small set put end does another "
-    "well large must big even such because turn here why ask went men read need land different "
-    "home us move try kind hand picture again change off play spell air away animal house"
-)
-WORDS: Final = tuple(_VOCABULARY.split())
-_TAIL_BYTES: Final = 4096
-_SHORTEST_OUTPUT_TOKENS: Final = 32
-_OUTPUT_TOKENS_SPREAD: Final = 224
+_KEY_BYTES: Final = 4096
 
 
-class Piece(Struct, frozen=True):
-    """One sampled token and the text that it adds."""
+class RunnerError(Exception):
+    """A step failed: what it should have written is worthless."""
+
+
+def prompt_key(packed_prompt: bytes) -> int:
+    """Return the digest of a prompt's last tokens."""
+    return xxhash.xxh3_64_intdigest(packed_prompt[-_KEY_BYTES:])
+
+
+class Draw(Struct, frozen=True, kw_only=True):
+    """How to sample one token.
+
+    ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 leave the distribution whole. The draw
+    depends on ``seed``, ``sample`` (which of n answers) and ``index`` (the token's place in the
+    output) only, never on what else is in the batch. ``top_logprobs`` None: no logprobs wanted.
+    ``prompt_key`` digests the end of the prompt; a synthetic voice starts from it, and goes on to
+    the client's limit where ``is_limited``.
+    """
+
+    seed: int
+    index: int
+    sample: int = 0
+    prompt_key: int = 0
+    is_limited: bool = False
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    top_logprobs: int | None = None
+
+
+class Slot(Struct, frozen=True):
+    """One sequence's share of a step.
+
+    ``packed_tokens`` are the new tokens (u32 little-endian) after ``context_tokens`` computed ones;
+    ``pages`` is the block table of both. ``draws`` all sample what follows the last new token; it
+    is empty in the middle of a prompt.
+    """
+
+    packed_tokens: bytes
+    context_tokens: int
+    pages: tuple[PageId, ...]
+    draws: tuple[Draw, ...] = ()
+
+
+class Save(Struct, frozen=True):
+    """Copy the content of ``page`` to ``target``, a writable buffer of ``content_bytes``."""
+
+    page: PageId
+    target: memoryview
+
+
+class Load(Struct, frozen=True):
+    """Copy ``content`` (``content_bytes``) into ``page``."""
+
+    page: PageId
+    content: memoryview | bytes
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    """One step. Runs in this order: saves, loads, copies (source, target), then the slots.
+
+    ``is_after_idle``: the engine had nothing to do before it.
+    """
+
+    load: StepLoad
+    slots: tuple[Slot, ...] = ()
+    saves: tuple[Save, ...] = ()
+    loads: tuple[Load, ...] = ()
+    copies: tuple[tuple[PageId, PageId], ...] = ()
+    is_after_idle: bool = False
+
+
+class Sampled(Struct, frozen=True):
+    """One sampled token. ``is_end``: the model ends its answer with this token.
+
+    ``logprob`` is the natural logarithm under the unmodified softmax of the logits; ``top`` has the
+    most probable tokens with theirs, best first.
+    """
 
     token: int
-    text: str
+    is_end: bool = False
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
-class Voice:
-    """What one sequence will say: a stream of pieces that depends on its key only."""
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What a step did: for each slot one token for each of its draws, and the time it took."""
 
-    def __init__(self, key: int, lexicon: Lexicon) -> None:
-        self._key = key
-        self._lexicon = lexicon
-        self._words = 0
-        self._pending: list[Piece] = []
-
-    def next_piece(self) -> Piece:
-        """Return the next token."""
-        if not self._pending:
-            draw = xxhash.xxh3_64_intdigest(self._words.to_bytes(8, "little"), self._key)
-            word = WORDS[draw % len(WORDS)]
-            spelled = word if self._words == 0 else f" {word}"
-            self._pending = list(reversed(self._lexicon.spell(spelled)))
-            self._words += 1
-        return self._pending.pop()
-
-    def natural_length(self) -> int:
-        """Return after how many tokens it stops where no limit was asked for."""
-        draw = xxhash.xxh3_64_intdigest(b"length", self._key)
-        return _SHORTEST_OUTPUT_TOKENS + draw % _OUTPUT_TOKENS_SPREAD
+    samples: tuple[tuple[Sampled, ...], ...]
+    save_s: float = 0.0
+    load_s: float = 0.0
+    compute_s: float = 0.0
 
 
-class Lexicon:
-    """Spells words as tokens of one codec, each word once."""
+class Runner(Protocol):
+    """Runs one batch at a time. ``run`` raises RunnerError or whatever its arithmetic raises."""
 
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
-        self._spelled: dict[str, tuple[Piece, ...]] = {}
+    @property
+    def page_bytes(self) -> int:
+        """KV bytes of a page, as the model needs them."""
 
-    def spell(self, text: str) -> tuple[Piece, ...]:
-        """Return the pieces of ``text``; their texts add up to it."""
-        pieces = self._spelled.get(text)
-        if pieces is None:
-            pieces = self._spelled[text] = self._split(text)
-        return pieces
+    @property
+    def content_bytes(self) -> int:
+        """Bytes that a save writes and a load reads; 0 where pages hold no content."""
 
-    def voice(self, packed_prompt: bytes, seed: int, choice: int) -> Voice:
-        """Return the voice for the end of a prompt, a seed and the index among n choices."""
-        tail = xxhash.xxh3_64_intdigest(packed_prompt[-_TAIL_BYTES:], seed % 2**64)
-        return Voice(xxhash.xxh3_64_intdigest(choice.to_bytes(8, "little"), tail), self)
+    @property
+    def kv_parameters(self) -> str:
+        """What decides, besides weights and tokens, which KV comes out: dtype, position scaling."""
 
-    def _split(self, text: str) -> tuple[Piece, ...]:
-        """Cut ``text`` where its tokens end, as far as decoding tells; the last piece ends it."""
-        token_ids = unpack_tokens(self._codec.text_tokens(text, add_special_tokens=False))
-        pieces = []
-        start = 0
-        for count, token in enumerate(token_ids, start=1):
-            spoken = self._codec.decode(token_ids[:count])
-            is_last = count == len(token_ids)
-            end = len(text) if is_last or not text.startswith(spoken) else len(spoken)
-            pieces.append(Piece(token, text[start:end]))
-            start = max(start, end)
-        return tuple(pieces)
+    async def run(self, batch: Batch) -> Outcome:
+        """Run ``batch`` without holding the event loop."""
+
+    async def read(self, pages: tuple[PageId, ...]) -> list[bytes]:
+        """Return the content of ``pages``, between two steps."""
+
+    def close(self) -> None:
+        """Give everything back."""

@@ -4,109 +4,31 @@ Every step has a token budget. Running sequences come first, oldest first: one t
 decode, a chunk where they still prefill. What is left admits waiting sequences, first come first
 served, as long as pages for their whole prompts are available. When a running sequence needs a page
 and none is left, the youngest one is preempted: it gives all its pages back, waits at the head of
-the queue and recomputes what is not cached any more. The oldest sequence can always proceed, since
-``submit`` refuses what the pool could never hold.
+the queue and gets back what the cache and the tiers below still hold; the rest is recomputed. The
+oldest sequence can always proceed: ``submit`` refuses what the pool could never hold, and pins
+yield before anybody waits for ever.
+
+Several answers to one prompt are prefilled once: the others fork from the first in the step that
+ends its prompt, hold the same pages, and copy the last, partly filled one when they write to it.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from sidecar.clock import StepLoad
+from sidecar.eviction import TenantQuota
+from sidecar.step import Phase, SchedulerCounters, SchedulerLimits, Sequence, Step, Work
 
 if TYPE_CHECKING:
-    from sidecar.cache import BlockTable, PagedCache
+    from collections.abc import Sequence as Sequences
+
+    from sidecar.cache import PagedCache
+    from sidecar.table import BlockTable
 
 
 class NeverFitsError(Exception):
     """The request needs more than this engine can ever hold; the client's to solve."""
-
-
-class Phase(enum.Enum):
-    """Where a sequence is in its life."""
-
-    WAITING = enum.auto()
-    RUNNING = enum.auto()
-    ENDED = enum.auto()
-
-
-class SchedulerLimits(Struct, frozen=True, kw_only=True):
-    """What one step and one sequence may take."""
-
-    max_sequences: int = 256
-    max_step_tokens: int = 8192
-    max_sequence_tokens: int = 131_072
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """One prompt on its way to ``max_output_tokens``.
-
-    ``cached_tokens`` is what the cache saved when the sequence was first scheduled, None before.
-    """
-
-    table: BlockTable
-    prompt_tokens: int
-    max_output_tokens: int
-    phase: Phase = Phase.WAITING
-    computed_tokens: int = 0
-    cached_tokens: int | None = None
-    preemptions: int = 0
-    blocked_at_release: int | None = None
-
-    @property
-    def output_tokens(self) -> int:
-        """Tokens sampled so far."""
-        return self.table.total_tokens - self.prompt_tokens
-
-    @property
-    def pending_tokens(self) -> int:
-        """Known tokens whose KV is not computed: 1 while decoding."""
-        return self.table.total_tokens - self.computed_tokens
-
-
-class Work(Struct, frozen=True):
-    """``new_tokens`` to compute for one sequence, after ``context_tokens`` computed ones."""
-
-    sequence: Sequence
-    new_tokens: int
-    context_tokens: int
-
-
-@dataclass(slots=True)
-class Step:
-    """What runs together."""
-
-    works: list[Work] = field(default_factory=list)
-
-    def load(self) -> StepLoad:
-        """Return what the step costs in the terms of the clock."""
-        prefill_tokens = attention_pairs = decode_sequences = kv_tokens_read = 0
-        for work in self.works:
-            if work.new_tokens == 1 and work.context_tokens >= work.sequence.prompt_tokens:
-                decode_sequences += 1
-                kv_tokens_read += work.context_tokens
-            else:
-                new = work.new_tokens
-                prefill_tokens += new
-                attention_pairs += new * work.context_tokens + new * (new + 1) // 2
-        return StepLoad(prefill_tokens, attention_pairs, decode_sequences, kv_tokens_read)
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Totals since the start."""
-
-    queried_tokens: int = 0
-    hit_tokens: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
 
 
 class Scheduler:
@@ -118,23 +40,32 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
+        self._fetching: dict[Sequence, None] = {}
+        self._ready: list[Sequence] = []
+        self._forking: dict[Sequence, None] = {}
+        self._unproven: list[Sequence] = []
 
     @property
     def waiting_sequences(self) -> int:
         """Sequences without pages."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._forking)
 
     @property
     def running_sequences(self) -> int:
         """Sequences with pages."""
-        return len(self._running)
+        return len(self._running) + len(self._fetching) + len(self._ready)
 
     @property
     def has_work(self) -> bool:
-        """Whether ``schedule`` would return a step with work."""
-        return bool(self._running or self._waiting)
+        """Whether ``schedule`` could return a step with work, now or once a fetch has ended."""
+        return bool(self._running or self._waiting or self._ready)
 
-    def check_fits(self, prompt_tokens: int, max_output_tokens: int) -> None:
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a sequence waits for content from elsewhere."""
+        return bool(self._fetching)
+
+    def check_fits(self, prompt_tokens: int, max_output_tokens: int, tenant: str = "") -> None:
         """Raise NeverFitsError for what can never run; it says which limit is in the way."""
         wanted_tokens = prompt_tokens + max_output_tokens
         asked = f"{prompt_tokens} prompt tokens and {max_output_tokens} output tokens"
@@ -145,57 +76,132 @@ class Scheduler:
             )
             raise NeverFitsError(message)
         wanted_pages = self.cache.pages_for(wanted_tokens - 1)
-        if wanted_pages > self.cache.pool.total_pages:
+        total_pages = self.most_pages(tenant)
+        if wanted_pages > total_pages:
             message = (
-                f"The KV cache has {self.cache.pool.total_pages} pages of {self.cache.page_tokens} "
-                f"tokens; this request needs {wanted_pages} pages: {asked}."
+                f"The KV cache has {total_pages} pages of {self.cache.page_tokens} tokens"
+                f"{self._reserved_note(tenant)}; this request needs {wanted_pages} pages: {asked}."
             )
             raise NeverFitsError(message)
 
-    def submit(self, table: BlockTable, max_output_tokens: int) -> Sequence:
-        """Queue a prompt of at least one token; raises NeverFitsError."""
+    def most_pages(self, tenant: str = "") -> int:
+        """Return the pages that one sequence of ``tenant`` can have at most."""
+        return self.cache.pool.total_pages - self._reserved_pages(tenant)
+
+    def submit(
+        self,
+        table: BlockTable,
+        max_output_tokens: int,
+        *,
+        parent: Sequence | None = None,
+        has_peer: bool = False,
+    ) -> Sequence:
+        """Queue a prompt of at least one token; raises NeverFitsError.
+
+        With a ``parent`` of the same prompt that is not through with it, it forks from that one.
+        """
         prompt_tokens = table.total_tokens
         if prompt_tokens < 1 or max_output_tokens < 1:
             message = f"expected tokens, got {prompt_tokens} prompt and {max_output_tokens} output"
             raise ValueError(message)
-        self.check_fits(prompt_tokens, max_output_tokens)
-        sequence = Sequence(table, prompt_tokens, max_output_tokens)
-        self._waiting.append(sequence)
+        self.check_fits(prompt_tokens, max_output_tokens, table.place.tenant)
+        sequence = Sequence(table, prompt_tokens, max_output_tokens, has_peer=has_peer)
+        if parent is not None and parent.can_fork:
+            sequence.phase = Phase.FORKING
+            parent.forks.append(sequence)
+            self._forking[sequence] = None
+        else:
+            self._waiting.append(sequence)
         return sequence
 
-    def schedule(self) -> Step:
-        """Return the next step. Its pages are allocated and indexed; ``complete`` it when run."""
+    def schedule(self, now_s: float = 0.0) -> Step:
+        """Return the next step. Its pages are allocated and indexed; ``complete`` it when run.
+
+        A step without works is not to be run: what it would have copied is in the next one.
+        """
+        self.cache.now_s = now_s
+        self.cache.pool.expire_pins(now_s)
         step = Step()
         preemptions = self.counters.preemptions
+        self._running += self._ready
+        self._ready.clear()
         budget_tokens = self._continue_running(step, self.limits.max_step_tokens)
-        if self.counters.preemptions == preemptions:
+        if self.counters.preemptions == preemptions or not step.works:
             self._admit_waiting(step, budget_tokens)
+        self._unproven += step.admitted
+        if step.works:
+            step.moves = self.cache.drain_moves()
         return step
 
     def complete(self, step: Step) -> list[Sequence]:
         """Account for a step that ran; return the sequences that now sample a token."""
         sampling = []
         for work in step.works:
-            sequence = work.sequence
-            if sequence.phase is Phase.RUNNING:
-                sequence.computed_tokens += work.new_tokens
+            end_tokens = work.context_tokens + work.new_tokens
+            for sequence in (work.sequence, *work.forks):
+                if sequence.phase is not Phase.RUNNING:
+                    continue
+                sequence.computed_tokens = end_tokens
+                self.cache.fill(sequence.table, work.first_token, end_tokens)
                 if sequence.pending_tokens == 0:
                     sampling.append(sequence)
+        self._unproven.clear()
+        if self.cache.exchange is not None:
+            self.cache.exchange.finish(step.moves)
         return sampling
+
+    def fail(self, step: Step) -> list[Sequence]:
+        """Undo a step that did not run to its end; return the sequences to end with an error."""
+        self.cache.unindex(step.indexed)
+        if self.cache.exchange is not None:
+            self.cache.exchange.undo(step.moves)
+        touched = {each: None for work in step.works for each in (work.sequence, *work.forks)}
+        # What was admitted since the last step that ran may count on what this one had to save.
+        touched |= dict.fromkeys(self._unproven)
+        self._unproven.clear()
+        return [each for each in touched if each.phase is not Phase.ENDED]
+
+    def fetched(self, sequence: Sequence, contents: Sequences[bytes | None]) -> int:
+        """Let a fetching ``sequence`` run with what came; return the tokens that it reuses."""
+        del self._fetching[sequence]
+        reused_tokens = self.cache.arrive(sequence.table, contents)
+        self._count_admission(sequence, reused_tokens)
+        sequence.phase = Phase.RUNNING
+        self._ready.append(sequence)
+        return reused_tokens
 
     def append(self, sequence: Sequence, token: int) -> None:
         """Add a sampled token to ``sequence``."""
         sequence.table.packed += token.to_bytes(4, "little")
         self.counters.generated_tokens += 1
 
-    def end(self, sequence: Sequence) -> None:
+    def end(self, sequence: Sequence, why: str = "done") -> None:
         """Finish or abort ``sequence``: its pages are released at once. Idempotent."""
-        if sequence.phase is Phase.WAITING:
-            self._waiting.remove(sequence)
-        elif sequence.phase is Phase.RUNNING:
-            self._running.remove(sequence)
-            self.cache.release(sequence.table)
+        match sequence.phase:
+            case Phase.WAITING:
+                self._waiting.remove(sequence)
+            case Phase.FORKING:
+                del self._forking[sequence]
+            case Phase.FETCHING:
+                del self._fetching[sequence]
+                self.cache.release(sequence.table, why)
+            case Phase.RUNNING:
+                (self._ready if sequence in self._ready else self._running).remove(sequence)
+                self.cache.release(sequence.table, why)
+            case Phase.ENDED:
+                return
         sequence.phase = Phase.ENDED
+        self._queue_forks(sequence)
+
+    def _reserved_pages(self, tenant: str) -> int:
+        eviction = self.cache.pool.eviction
+        return eviction.reserved_pages(tenant) if isinstance(eviction, TenantQuota) else 0
+
+    def _reserved_note(self, tenant: str) -> str:
+        reserved_pages, pages = self._reserved_pages(tenant), self.cache.pool.total_pages
+        if not reserved_pages:
+            return ""
+        return f" for it, as {reserved_pages} of {pages} are guaranteed to other tenants"
 
     def _continue_running(self, step: Step, budget_tokens: int) -> int:
         index = 0
@@ -209,7 +215,7 @@ class Scheduler:
         return budget_tokens
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        while not self.cache.grow(sequence.table, tokens):
+        while not self.cache.grow(sequence.table, tokens, sequence.computed_tokens):
             youngest = self._running.pop()
             self._preempt(youngest)
             if youngest is sequence:
@@ -217,7 +223,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.cache.release(sequence.table)
+        self.cache.release(sequence.table, "preempted")
         sequence.phase = Phase.WAITING
         sequence.computed_tokens = 0
         sequence.preemptions += 1
@@ -227,12 +233,18 @@ class Scheduler:
 
     def _admit_waiting(self, step: Step, budget_tokens: int) -> None:
         while (
-            self._waiting and budget_tokens > 0 and len(self._running) < self.limits.max_sequences
+            self._waiting
+            and budget_tokens > 0
+            and self.running_sequences < self.limits.max_sequences
         ):
             sequence = self._waiting[0]
             if not self._admit(sequence):
                 return
             self._waiting.popleft()
+            step.admitted.append(sequence)
+            if sequence.phase is Phase.FETCHING:
+                self._fetching[sequence] = None
+                continue
             self._running.append(sequence)
             new_tokens = min(sequence.pending_tokens, budget_tokens)
             self._plan(step, sequence, new_tokens)
@@ -240,22 +252,66 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give ``sequence`` its pages; a refusal stands until pages were released."""
-        releases = self.cache.pool.releases
-        if sequence.blocked_at_release == releases:
+        pool = self.cache.pool
+        if sequence.blocked_at_release == pool.releases:
             return False
-        reused_tokens = self.cache.acquire(sequence.table)
-        if reused_tokens is None:
-            sequence.blocked_at_release = releases
+        acquired = self.cache.acquire(sequence.table, has_peer=sequence.has_peer)
+        if acquired is None and not self.running_sequences and pool.pinned():
+            pool.unpin(pool.pinned()[::-1], "pressure")
+            acquired = self.cache.acquire(sequence.table, has_peer=sequence.has_peer)
+        if acquired is None:
+            sequence.blocked_at_release = pool.releases
             return False
+        sequence.has_peer = False  # one attempt: what it does not hold now is computed
+        if acquired.is_pending:
+            sequence.phase = Phase.FETCHING
+            return True
         sequence.phase = Phase.RUNNING
+        self._count_admission(sequence, acquired.reused_tokens)
+        return True
+
+    def _count_admission(self, sequence: Sequence, reused_tokens: int) -> None:
         sequence.computed_tokens = reused_tokens
         if sequence.cached_tokens is None:
             sequence.cached_tokens = reused_tokens
             self.counters.queried_tokens += sequence.prompt_tokens
             self.counters.prompt_tokens += sequence.prompt_tokens
             self.counters.hit_tokens += reused_tokens
-        return True
 
     def _plan(self, step: Step, sequence: Sequence, new_tokens: int) -> None:
-        step.works.append(Work(sequence, new_tokens, sequence.computed_tokens))
-        self.cache.index(sequence.table, sequence.computed_tokens + new_tokens)
+        context_tokens = sequence.computed_tokens
+        end_tokens = context_tokens + new_tokens
+        first_token = context_tokens
+        if sequence.table.arrivals and self.cache.exchange is not None:
+            first_token = sequence.table.indexed_pages * self.cache.page_tokens
+            self.cache.exchange.stage(sequence.table)
+        step.indexed += self.cache.index(sequence.table, end_tokens)
+        forks = self._fork(sequence) if end_tokens >= sequence.prompt_tokens else ()
+        step.works.append(Work(sequence, new_tokens, context_tokens, first_token, forks))
+
+    def _fork(self, parent: Sequence) -> tuple[Sequence, ...]:
+        """Let the answers that wait for ``parent`` share its pages, as many as may run."""
+        parent.has_forked = True
+        room = self.limits.max_sequences - self.running_sequences
+        waiting = [each for each in parent.forks if each.phase is Phase.FORKING]
+        forks = tuple(waiting[: max(0, room)])
+        parent.forks = waiting[len(forks) :]
+        for fork in forks:
+            del self._forking[fork]
+            self.cache.fork(parent.table, fork.table)
+            fork.phase = Phase.RUNNING
+            fork.has_forked = True  # it is through with the prompt, too
+            fork.computed_tokens = parent.computed_tokens
+            fork.cached_tokens = 0
+            self._ready.append(fork)
+        self._queue_forks(parent)
+        return forks
+
+    def _queue_forks(self, parent: Sequence) -> None:
+        """Let what still waits for ``parent`` go its own way: it finds the pages in the cache."""
+        for fork in parent.forks:
+            if fork.phase is Phase.FORKING:
+                del self._forking[fork]
+                fork.phase = Phase.WAITING
+                self._waiting.append(fork)
+        parent.forks = []

@@ -18,33 +18,61 @@ class Passed(Struct, frozen=True):
 
 
 class StopFilter:
-    """Lets text through up to the first stop string; the stop string itself is not shown."""
+    """Lets text through up to the first stop string; the stop string itself is not shown.
+
+    First is the one that is complete first, and of those that end together the longest: however
+    the text is cut into pieces, the outcome is the same.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self._searches = [_Search(stop) for stop in stops]
         self._held = ""
 
     def feed(self, text: str) -> Passed:
         """Take more text."""
-        if not self._stops:
+        if not self._searches:
             return Passed(text)
-        self._held += text
-        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            at, stop = min(found, key=lambda hit: (hit[0], -len(hit[1])))
-            shown, self._held = self._held[:at], ""
-            return Passed(shown, stop)
-        keep = max(self._longest_begun(stop) for stop in self._stops)
-        cut = len(self._held) - keep
-        shown, self._held = self._held[:cut], self._held[cut:]
-        return Passed(shown)
+        for end, char in enumerate(text, start=1):
+            found = [search.stop for search in self._searches if search.is_found(char)]
+            if found:
+                stop = max(found, key=len)
+                shown, self._held = (self._held + text[:end]).removesuffix(stop), ""
+                return Passed(shown, stop)
+        held = self._held + text
+        cut = len(held) - max(search.begun_chars for search in self._searches)
+        self._held = held[cut:]
+        return Passed(held[:cut])
 
     def flush(self) -> str:
         """Return what is still held back: the text ends without a stop string."""
         held, self._held = self._held, ""
         return held
 
-    def _longest_begun(self, stop: str) -> int:
-        """Return how many characters at the end of the held text begin ``stop``."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((size for size in range(longest, 0, -1) if self._held.endswith(stop[:size])), 0)
+
+class _Search:
+    """Looks for one string in a text that comes character by character (Knuth, Morris, Pratt).
+
+    ``begun_chars`` is how many characters at the end of the text begin the string. Constant work
+    per character on average, whatever string and text are.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.begun_chars = 0
+        self._shorter = [0] * len(stop)
+        for at in range(1, len(stop)):
+            begun_chars = self._advanced(self._shorter[at - 1], stop[at])
+            self._shorter[at] = begun_chars
+
+    def is_found(self, char: str) -> bool:
+        """Take one more character and tell whether it completes the string."""
+        begun_chars = self.begun_chars
+        if begun_chars == len(self.stop):
+            begun_chars = self._shorter[-1]
+        self.begun_chars = self._advanced(begun_chars, char)
+        return self.begun_chars == len(self.stop)
+
+    def _advanced(self, begun_chars: int, char: str) -> int:
+        while begun_chars and self.stop[begun_chars] != char:
+            begun_chars = self._shorter[begun_chars - 1]
+        return begun_chars + (self.stop[begun_chars] == char)

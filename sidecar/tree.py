@@ -12,13 +12,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from sidecar.pool import PoolError
+from state.model import BlockId
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sidecar.pool import PageId
-    from state.model import BlockId
+
+
+class PageFacts(Struct, frozen=True):
+    """What is behind a key: enough to announce the page again when it moves to another tier.
+
+    ``parent`` is None on the first page of a prompt. ``salt`` is set on the page where the salted
+    part of a prompt starts. ``depth`` counts the pages before it.
+    """
+
+    parent: BlockId | None
+    packed_tokens: bytes
+    depth: int
+    tenant: str = ""
+    salt: str | None = None
 
 
 class PrefixTree:
@@ -27,6 +43,7 @@ class PrefixTree:
     def __init__(self) -> None:
         self._copies: dict[BlockId, list[PageId]] = {}
         self._keys: dict[PageId, BlockId] = {}
+        self._facts: dict[BlockId, PageFacts] = {}
 
     def match(self, chain: Sequence[BlockId], limit_pages: int) -> list[PageId]:
         """Return pages for the longest indexed prefix of ``chain``, ``limit_pages`` at most."""
@@ -38,7 +55,7 @@ class PrefixTree:
             pages.append(copies[0])
         return pages
 
-    def insert(self, page: PageId, key: BlockId) -> None:
+    def insert(self, page: PageId, key: BlockId, facts: PageFacts) -> None:
         """Index ``page`` under ``key``; raises PoolError when the page has a key already."""
         if page in self._keys:
             message = f"page {page} is already indexed"
@@ -47,23 +64,33 @@ class PrefixTree:
         copies = self._copies.get(key)
         if copies is None:
             self._copies[key] = [page]
+            self._facts[key] = facts
         else:
             copies.append(page)
 
-    def remove(self, page: PageId) -> BlockId:
-        """Forget ``page`` and return the key that it had."""
+    def key(self, page: PageId) -> BlockId | None:
+        """Return the key of ``page``, None when it has none."""
+        return self._keys.get(page)
+
+    def facts(self, key: BlockId) -> PageFacts | None:
+        """Return what is behind ``key``, None when no page has it."""
+        return self._facts.get(key)
+
+    def remove(self, page: PageId) -> tuple[BlockId, PageFacts, int]:
+        """Forget ``page``; return the key and facts that it had and how many copies are left."""
         key = self._keys.pop(page)
         copies = self._copies[key]
         if len(copies) == 1:
             del self._copies[key]
-        else:
-            copies.remove(page)
-        return key
+            return key, self._facts.pop(key), 0
+        copies.remove(page)
+        return key, self._facts[key], len(copies)
 
     def clear(self) -> None:
         """Forget everything."""
         self._copies.clear()
         self._keys.clear()
+        self._facts.clear()
 
     def copies(self) -> Mapping[BlockId, int]:
         """Return how many physical copies each key has. Costs O(pages): for tests."""

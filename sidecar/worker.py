@@ -1,4 +1,4 @@
-"""The bundled worker: one engine process with a paged KV cache on a calibrated clock.
+"""The bundled worker: one engine process with a paged KV cache.
 
 ``python -m sidecar.worker --json '{"port": 8000}'`` runs one and prints where it listens.
 """
@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -21,21 +20,20 @@ import uvloop
 import zmq
 from aiohttp import web
 
-from prompt.codec import load_codec
 from prompt.model import CodecLoadError
-from sidecar.cache import PagedCache
-from sidecar.clock import preset_cost
-from sidecar.engine import Engine, EngineOptions
+from sidecar.assembly import assemble
+from sidecar.compute.model import ModelError
 from sidecar.handler import WorkerHandlers
 from sidecar.publisher import KEPT_BATCHES, SEND_HIGH_WATER_MARK, EventFormat, EventPublisher
-from sidecar.runner import Lexicon
-from sidecar.scheduler import Scheduler, SchedulerLimits
-from sidecar.setting import WorkerAddress, WorkerSettings
+from sidecar.setting import SettingError, WorkerAddress, WorkerSettings
+from sidecar.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sidecar.cache import PageChange
+    from sidecar.assembly import Assembly
+    from sidecar.engine import Engine
+    from sidecar.pagechange import PageChange
 
 _BACKLOG: Final = 1024
 _CLOSING_S: Final = 2.0
@@ -46,20 +44,30 @@ async def serve_worker(
 ) -> None:
     """Serve until cancelled; then finish open requests for the grace period and return.
 
-    Raises OSError or zmq.ZMQError where an address is taken and CodecLoadError for a bad tokenizer.
+    Raises OSError or zmq.ZMQError where an address is taken, and what ``assemble`` raises.
     """
-    codec = await asyncio.to_thread(load_codec, _directory(settings.tokenizer))
-    listener = _listener(settings.host, settings.port)
-    http = _http_address(settings.host, listener.getsockname()[1])
-    topic = f"kv@{http.removeprefix('http://')}@{settings.model}"
-    publisher = EventPublisher(_event_format(settings), topic)
-    try:
+    publisher: EventPublisher | None = None
+
+    def publish(news: list[PageChange]) -> None:
+        if publisher is not None:
+            publisher.publish(news, time.time())
+
+    built = await asyncio.to_thread(assemble, settings, publish)
+    settings = built.settings
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(_close, built)
+        listener = _listener(settings.host, settings.port)
+        stack.callback(listener.close)
+        http = _http_address(settings.host, listener.getsockname()[1])
+        topic = f"kv@{http.removeprefix('http://')}@{settings.served_name}"
+        publisher = EventPublisher(_event_format(settings), topic)
+        stack.callback(publisher.close)
         events, replay = publisher.bind(settings.events_endpoint, settings.replay_endpoint)
         address = WorkerAddress(http, events, replay)
-        engine = _engine(settings, Lexicon(codec), publisher)
+        transfer_info = await _start_transfer(built, stack)
         sources = _event_sources(address, topic)
-        app = WorkerHandlers(settings, engine, codec, sources).app()
-        app.on_shutdown.append(lambda _: _drain(engine, settings.shutdown_grace_s))
+        app = WorkerHandlers(settings, built.engine, built.codec, sources, transfer_info).app()
+        app.on_shutdown.append(lambda _: _drain(built.engine, settings.shutdown_grace_s))
         runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING_S
         )
@@ -67,21 +75,40 @@ async def serve_worker(
         await web.SockSite(runner, listener, backlog=_BACKLOG).start()
         if ready is not None:
             ready(address)
-        await _supervise(engine, publisher, runner)
-    finally:
-        listener.close()
-        publisher.close()
+        await _supervise(built, publisher, runner)
 
 
-async def _supervise(engine: Engine, publisher: EventPublisher, runner: web.AppRunner) -> None:
+async def _start_transfer(
+    built: Assembly, stack: contextlib.AsyncExitStack
+) -> dict[str, Any] | None:
+    """Serve pages to other workers, if wanted; return what they are told about it."""
+    port = built.settings.transfer_port
+    if built.transfer is None or port is None:
+        return None
+    _, port = await built.transfer.start(built.settings.host, port)
+    stack.push_async_callback(built.transfer.close)
+    return {"port": port, "namespace": built.namespace.hex()}
+
+
+def _close(built: Assembly) -> None:
+    built.ledger.close()
+    built.runner.close()
+    if built.disk is not None:
+        built.disk.close()
+
+
+async def _supervise(built: Assembly, publisher: EventPublisher, runner: web.AppRunner) -> None:
     """Run the background tasks; end all when one fails or this task is cancelled."""
+    engine = built.engine
     tasks = [
         asyncio.create_task(engine.run(), name="engine"),
         asyncio.create_task(publisher.serve_replay(), name="replay"),
     ]
+    if built.mover is not None:
+        tasks.append(asyncio.create_task(built.mover.write_behind(), name="disk"))
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        engine.halt()
+        engine.halt("failed")
         for task in done:
             task.result()
     finally:
@@ -96,26 +123,6 @@ async def _drain(engine: Engine, grace_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(engine.drained(), grace_s)
     engine.halt()
-
-
-def _engine(settings: WorkerSettings, lexicon: Lexicon, publisher: EventPublisher) -> Engine:
-    limits = SchedulerLimits(
-        max_sequences=settings.max_num_seqs,
-        max_step_tokens=settings.max_num_batched_tokens,
-        max_sequence_tokens=settings.context_tokens,
-    )
-    cache = PagedCache(settings.pages, settings.page_tokens, settings.seed % 2**64)
-    options = EngineOptions(
-        model=settings.model,
-        cost=preset_cost(settings.preset),
-        speed_up=settings.speed_up,
-        seed=settings.seed,
-    )
-
-    def publish(changes: list[PageChange]) -> None:
-        publisher.publish(changes, time.time())
-
-    return Engine(Scheduler(cache, limits), lexicon, options, publish, time.monotonic)
 
 
 def _event_format(settings: WorkerSettings) -> EventFormat:
@@ -141,10 +148,6 @@ def _event_sources(address: WorkerAddress, topic: str) -> dict[str, Any]:
     }
 
 
-def _directory(path: str | None) -> Path | None:
-    return None if path is None else Path(path)
-
-
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -155,7 +158,7 @@ def _http_address(host: str, port: int) -> str:
 
 
 class WorkerStartError(Exception):
-    """An address is taken or cannot be used."""
+    """An address cannot be used, or the settings cannot be had."""
 
 
 async def run_worker_process(settings: WorkerSettings) -> None:
@@ -172,7 +175,7 @@ async def run_worker_process(settings: WorkerSettings) -> None:
     except asyncio.CancelledError:
         if not serving.cancelled():
             raise
-    except (OSError, zmq.ZMQError) as error:
+    except (OSError, zmq.ZMQError, SettingError, ModelError, StoreError) as error:
         raise WorkerStartError(str(error)) from error
 
 

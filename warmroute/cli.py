@@ -1,4 +1,4 @@
-"""The command line: ``warmroute serve | sidecar | worker | demo | explain``.
+"""The command line: ``warmroute serve | sidecar | worker | demo | explain | kv``.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 fenced by another sidecar, 130 on
 Ctrl-C. Commands are imported when they run, so that ``--help`` is quick.
@@ -23,6 +23,7 @@ COMMANDS = {
     "worker": ("warmroute.worker", "run the bundled paged-KV worker"),
     "demo": ("warmroute.demo", "compare routing policies on a local fleet, no GPU needed"),
     "explain": ("warmroute.explain", "show why a request went where it went"),
+    "kv": ("warmroute.kv", "audit the bundled worker's KV cache, or size one"),
 }
 
 

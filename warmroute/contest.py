@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
 import aiohttp
 import msgspec
@@ -23,7 +23,7 @@ from warmroute.local import Child, ChildFailedError, Processes
 from warmroute.serve import REDIS_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -34,6 +34,8 @@ Result = TypeVar("Result")
 
 MODEL: Final = "demo-model"
 PRESET: Final = "llama-70b-fp8-2xh100"
+COMPUTE_THREADS: Final = 1
+"""Of each worker that computes: they share the machine's cores."""
 ANY_PORT: Final = "127.0.0.1:0"
 WATCH_S: Final = 0.2
 POLL_S: Final = 0.05
@@ -43,13 +45,18 @@ CHILD_ENVIRONMENT: Final = {"TOKENIZERS_PARALLELISM": "false"}
 """Prompts come one by one; a thread pool in each of a dozen processes would only compete."""
 
 
+ComputeName = Literal["synthetic", "numpy"]
+Settle: TypeAlias = "Callable[[], Coroutine[Any, Any, None]]"
+
+
 class ContestError(Exception):
     """The fleet does not do what the contest needs."""
 
 
 class FleetSettings(Struct, frozen=True, kw_only=True):
-    """The fleet that all policies get."""
+    """The fleet that all policies get. ``speed_up`` is of the synthetic clock."""
 
+    compute: ComputeName
     workers: Annotated[int, Meta(ge=1)]
     pages: int
     page_tokens: int
@@ -100,10 +107,7 @@ class Arena:
 
     async def _start(self) -> None:
         fleet, start = self._fleet, self._processes.start
-        words = ["--model", MODEL, "--tokenizer", fleet.tokenizer, "--preset", PRESET]
-        words += ["--pages", str(fleet.pages), "--page-tokens", str(fleet.page_tokens)]
-        words += ["--speed-up", str(fleet.speed_up), "--seed", str(fleet.seed)]
-        words += ["--log-level", "warning"]
+        words = _worker_words(fleet)
         names = [f"worker-{index}" for index in range(fleet.workers)]
         workers = [start(name, "worker", *words) for name in names]
         sidecars = []
@@ -124,12 +128,41 @@ class Arena:
 
         Raises ChildFailedError and ContestError.
         """
+        return await self._on_router(
+            policy, lambda url, admin: self._play(url, admin, sessions, open_sessions, progress)
+        )
+
+    async def ask(
+        self, policy: str, work: Callable[[ChatClient, Settle], Coroutine[Any, Any, Result]]
+    ) -> Result:
+        """Return what ``work`` does through a fresh router with ``policy``, all caches empty.
+
+        ``work`` also gets what waits until the router sees no request under way. Raises
+        ChildFailedError and ContestError.
+        """
+
+        async def with_client(url: str, admin_url: str) -> Result:
+            await self._empty_caches(admin_url)
+            async with open_http() as http:
+                client = ChatClient(http, url, MODEL, time.monotonic)
+                return await work(client, lambda: self._fleet_is(_is_idle, admin_url))
+
+        return await self._on_router(policy, with_client)
+
+    async def _on_router(
+        self, policy: str, work: Callable[[str, str], Coroutine[Any, Any, Result]]
+    ) -> Result:
+        """Start a router, give its two addresses to ``work``, and stop it."""
         words = ["--listen", ANY_PORT, "--admin", ANY_PORT, "--policy", policy, "--receipts"]
         words += ["--model", f"{MODEL}={self._fleet.tokenizer}", "--seed", str(self._fleet.seed)]
         router = self._processes.start(f"router-{policy}", "serve", *words)
+
+        async def when_ready() -> Result:
+            url, _, admin_url = (await router.ready()).words[:3]
+            return await work(url, admin_url)
+
         try:
-            playing = self._play(router, sessions, open_sessions, progress)
-            return await _while_alive(playing, [*self._required, router])
+            return await _while_alive(when_ready(), [*self._required, router])
         except (ChatFailedError, aiohttp.ClientError) as error:
             message = f"{type(error).__name__}: {error}\n{router.name}:\n{router.log_tail()}"
             raise ContestError(message) from error
@@ -137,9 +170,13 @@ class Arena:
             self._processes.stop(router)
 
     async def _play(
-        self, router: Child, sessions: Sequence[Session], open_sessions: int, progress: Progress
+        self,
+        url: str,
+        admin_url: str,
+        sessions: Sequence[Session],
+        open_sessions: int,
+        progress: Progress,
     ) -> Round:
-        url, _, admin_url = (await router.ready()).words[:3]
         await self._empty_caches(admin_url)
         exchanges: list[Exchange] = []
 
@@ -160,10 +197,14 @@ class Arena:
         for engine in self._engines:
             async with self._http.post(f"{engine}/reset_prefix_cache") as response:
                 response.raise_for_status()
+        await self._fleet_is(_is_fresh, admin_url)
+
+    async def _fleet_is(self, state: Callable[[dict[str, Any]], bool], admin_url: str) -> None:
+        """Wait until the router sees every worker in ``state``; raises ContestError."""
         deadline_s = time.monotonic() + EMPTY_TIMEOUT_S
         while True:
             replicas = msgspec.json.decode(await self._get(f"{admin_url}/debug/replicas"))
-            if len(replicas) == self._fleet.workers and all(map(_is_fresh, replicas)):
+            if len(replicas) == self._fleet.workers and all(map(state, replicas)):
                 return
             if time.monotonic() > deadline_s:
                 message = f"the fleet did not become empty and idle: {replicas}"
@@ -185,15 +226,23 @@ class Arena:
             return await response.read()
 
 
+def _worker_words(fleet: FleetSettings) -> list[str]:
+    words = ["--compute", fleet.compute, "--model", MODEL, "--tokenizer", fleet.tokenizer]
+    if fleet.compute == "synthetic":
+        words += ["--preset", PRESET, "--speed-up", str(fleet.speed_up)]
+    else:
+        words += ["--threads", str(COMPUTE_THREADS)]
+    words += ["--pages", str(fleet.pages), "--page-tokens", str(fleet.page_tokens)]
+    return [*words, "--seed", str(fleet.seed), "--log-level", "warning"]
+
+
 def _is_fresh(replica: dict[str, Any]) -> bool:
+    return _is_idle(replica) and replica["has_events"] and replica["resident_blocks"] == 0
+
+
+def _is_idle(replica: dict[str, Any]) -> bool:
     load = replica["load"]
-    return (
-        replica["up"]
-        and replica["has_events"]
-        and replica["resident_blocks"] == 0
-        and load is not None
-        and not (load["running"] or load["queued"])
-    )
+    return replica["up"] and load is not None and not (load["running"] or load["queued"])
 
 
 async def _while_alive(work: Coroutine[Any, Any, Result], children: Sequence[Child]) -> Result:

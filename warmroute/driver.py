@@ -1,7 +1,9 @@
 """A client that holds agent conversations: streams chats, measures them, plays sessions.
 
 Times are what the client sees on its own clock: from just before the request is written until the
-first text of the answer arrives. One request per turn and no retry: a failure is a failure.
+answer's first event arrives, which the engine sends with the first token (that token may be no
+whole character yet). Answers are greedy: equal questions get equal ones. One request per turn and
+no retry: a failure is a failure.
 """
 
 from __future__ import annotations
@@ -112,6 +114,7 @@ class ChatClient:
             "model": self._model,
             "messages": messages,
             "max_tokens": max_tokens,
+            "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -132,23 +135,21 @@ class ChatClient:
     async def _read(self, response: aiohttp.ClientResponse, began_s: float) -> Reply:
         texts: list[str] = []
         usage: Usage | None = None
-        first_text_s: float | None = None
+        first_event_s: float | None = None
         async for line in response.content:
             if not line.startswith(EVENT_PREFIX):
                 continue
             data = line[len(EVENT_PREFIX) :].strip()
             if data == DONE:
-                return self._reply(response, texts, usage, began_s, first_text_s)
+                return self._reply(response, texts, usage, began_s, first_event_s)
             event = _decoder.decode(data)
             if event.error is not None:
                 message = f"{self._url} broke off: {event.error}"
                 raise ChatFailedError(message)
             usage = event.usage or usage
-            for choice in event.choices:
-                if choice.delta.content:
-                    if first_text_s is None:
-                        first_text_s = self._clock()
-                    texts.append(choice.delta.content)
+            if event.choices and first_event_s is None:
+                first_event_s = self._clock()
+            texts += (choice.delta.content or "" for choice in event.choices)
         message = f"{self._url}: the stream ended without {DONE.decode()}"
         raise ChatFailedError(message)
 
@@ -158,10 +159,10 @@ class ChatClient:
         texts: Sequence[str],
         usage: Usage | None,
         began_s: float,
-        first_text_s: float | None,
+        first_event_s: float | None,
     ) -> Reply:
-        if usage is None or first_text_s is None:
-            message = f"{self._url}: the answer has no {'text' if usage else 'usage'}"
+        if usage is None or first_event_s is None:
+            message = f"{self._url}: the answer has no {'choice' if usage else 'usage'}"
             raise ChatFailedError(message)
         details = usage.prompt_tokens_details or PromptDetails()
         return Reply(
@@ -170,7 +171,7 @@ class ChatClient:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=details.cached_tokens,
             completion_tokens=usage.completion_tokens,
-            ttft_s=first_text_s - began_s,
+            ttft_s=first_event_s - began_s,
             duration_s=self._clock() - began_s,
         )
 

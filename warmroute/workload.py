@@ -43,26 +43,30 @@ class Session(Struct, frozen=True):
 
 
 class WorkloadSize(Struct, frozen=True, kw_only=True):
-    """How much there is to do. ``open_sessions`` of them are under way at any time, at most."""
+    """How much there is to do. ``open_sessions`` of them are under way at any time, at most.
+
+    ``text_share`` scales the length of all texts.
+    """
 
     sessions: int = 24
     turns: int = 6
     agents: int = 4
     open_sessions: int = 12
+    text_share: float = 1.0
 
 
 def build_sessions(size: WorkloadSize, seed: int) -> tuple[Session, ...]:
     """Return the sessions in the order in which they start."""
     rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
     prose = Prose(rng)
-    systems = [_system(prose, rng) for _ in range(size.agents)]
+    systems = [_system(prose, rng, size.text_share) for _ in range(size.agents)]
     sessions = []
     for index in range(size.sessions):
         # Each type has its share; which comes when is drawn.
         if index % size.agents == 0:
             order = rng.sample(range(size.agents), size.agents)
         agent = order[index % size.agents]
-        turns = [_turn(prose, rng, index, place) for place in range(size.turns)]
+        turns = [_turn(prose, rng, index, place, size.text_share) for place in range(size.turns)]
         if index < size.open_sessions:
             turns[0] = structs.replace(turns[0], think_s=turns[0].think_s + index * ARRIVAL_S)
         sessions.append(
@@ -71,18 +75,23 @@ def build_sessions(size: WorkloadSize, seed: int) -> tuple[Session, ...]:
     return tuple(sessions)
 
 
-def _system(prose: Prose, rng: random.Random) -> Message:
-    text = (
-        f"You are the {prose.title()} agent. Your rules:\n{prose.rules(rng.randint(*SYSTEM_CHARS))}"
-    )
-    return {"role": "system", "content": text}
+def _system(prose: Prose, rng: random.Random, text_share: float) -> Message:
+    title = prose.title()
+    rules = prose.rules(_chars(rng, SYSTEM_CHARS, text_share))
+    return {"role": "system", "content": f"You are the {title} agent. Your rules:\n{rules}"}
 
 
-def _turn(prose: Prose, rng: random.Random, session_index: int, place: int) -> Turn:
+def _turn(
+    prose: Prose, rng: random.Random, session_index: int, place: int, text_share: float
+) -> Turn:
     if place == 0:
-        text = f"Task {session_index}: {prose.task(rng.randint(*TASK_CHARS))}"
+        text = f"Task {session_index}: {prose.task(_chars(rng, TASK_CHARS, text_share))}"
         message = {"role": "user", "content": text}
     else:
-        text = f"$ {prose.title()}\n{prose.output(rng.randint(*OUTPUT_CHARS))}"
+        text = f"$ {prose.title()}\n{prose.output(_chars(rng, OUTPUT_CHARS, text_share))}"
         message = {"role": "tool", "content": text, "tool_call_id": f"call-{place}"}
     return Turn(message, rng.randint(*REPLY_TOKENS), rng.uniform(*THINK_S))
+
+
+def _chars(rng: random.Random, bounds: tuple[int, int], text_share: float) -> int:
+    return round(text_share * rng.randint(*bounds))

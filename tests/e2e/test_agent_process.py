@@ -90,7 +90,9 @@ async def complete(url: str, prompt: list[int]) -> int:
 
 
 async def test_a_workers_blocks_reach_a_router_and_leave_with_it(valkey: ValkeyProcess) -> None:
-    worker_settings = WorkerSettings(model="m", pages=256, page_tokens=16, speed_up=1000)
+    worker_settings = WorkerSettings(
+        compute="synthetic", model="m", pages=256, page_tokens=16, speed_up=1000
+    )
     prompt = [random.Random(1).randrange(200) for _ in range(300)]
     with running_worker(worker_settings) as worker:
         settings = SidecarSettings(

@@ -36,7 +36,10 @@ async def test_two_plain_engines_need_nothing_but_their_addresses(tmp_path: Path
     """No sidecar, no Redis: the second turn of the openai example finds the first one's cache."""
     async with Processes(tmp_path) as processes:
         workers = [
-            processes.start(f"worker-{n}", "worker", "--preset", "instant") for n in range(2)
+            processes.start(
+                f"worker-{n}", "worker", "--compute", "synthetic", "--preset", "instant"
+            )
+            for n in range(2)
         ]
         urls = [(await worker.ready()).words[0] for worker in workers]
         replicas = [word for url in urls for word in ("--replica", url)]
@@ -111,7 +114,7 @@ async def test_a_wrong_flag_ends_a_command_with_status_2_and_its_name(
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("command", ["serve", "sidecar", "worker", "demo", "explain"])
+@pytest.mark.parametrize("command", ["serve", "sidecar", "worker", "demo", "explain", "kv"])
 async def test_help_shows_examples(command: str) -> None:
     ended = await run_to_end(["-m", "warmroute", command, "--help"])
     assert ended.returncode == 0

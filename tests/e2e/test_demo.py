@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--workers", "2", "--sessions", "4", "--turns", "3")
+PREFIXES = ("--prefixes", "2", "--prefix-tokens", "1000")
 DEADLINE_S = 60.0
 POLL_S = 0.05
 ROW = re.compile(r"│ (?P<policy>[a-z ]+?) +│ +[\d.]+% │ +[\d.]+% │ +\S+( s)? │ +\S+( s)? │ +\S+ │")
@@ -120,12 +121,69 @@ def test_the_result_is_available_as_json(start: Callable[..., Demo]) -> None:
     assert demo.process.wait(DEADLINE_S) == 0, demo.told
     result = json.loads(demo.printed)
     assert result["settings"] == {"workers": 1, "sessions": 2, "turns": 2, "seed": 5}
+    assert (result["speed_up"], "warmth" in result) == (1.0, False)
     assert set(result["policies"]) == {"round robin", "least loaded", "warmroute"}
     for score in [*result["policies"].values(), result["ideal"]]:
         assert score["requests"] == 4
         assert score["prompt_tokens"] == result["ideal"]["prompt_tokens"]
         assert 0 < score["token_hit_ratio"] <= result["ideal"]["token_hit_ratio"]
     demo.assert_nothing_is_left()
+
+
+def test_real_compute_tells_cold_prefixes_from_warm_ones(
+    start: Callable[..., Demo], tmp_path: Path
+) -> None:
+    """The demo refuses unless all policies got equal replies: real tokens, whatever was cached."""
+    sizes = ("--workers", "2", "--sessions", "2", "--turns", "2")
+    demo = start("--compute", "numpy", *sizes, *PREFIXES, "--json", "--keep-logs", str(tmp_path))
+    assert demo.process.wait(DEADLINE_S) == 0, demo.told
+    result = json.loads(demo.printed)
+    assert result["compute"] == "numpy"
+    assert "preset" not in result
+    warmth = result["warmth"]
+    assert warmth["prefix_tokens"] == 1000
+    assert all(1000 <= tokens < 1008 for tokens in warmth["shared_tokens"])
+    assert [cold["cached_tokens"] for cold in warmth["cold"]] == [0, 0]
+    assert [warm["cached_tokens"] for warm in warmth["warm"]] == [992, 992]
+    assert [each["replica"] for each in warmth["cold"]] == [
+        each["replica"] for each in warmth["warm"]
+    ]
+    assert warmth["same_replica"] == 2
+    assert warmth["ratio"] == warmth["cold_ttft_p50_s"] / warmth["warm_ttft_p50_s"]
+    assert "cold and warm: 4 of 4" in demo.told
+    demo.assert_nothing_is_left()
+    assert all("Traceback" not in log.read_text() for log in tmp_path.glob("*.log"))
+
+
+def test_cold_and_warm_can_be_compared_on_the_clock_too(start: Callable[..., Demo]) -> None:
+    demo = start("--workers", "1", "--sessions", "1", "--turns", "1", *PREFIXES)
+    assert demo.process.wait(DEADLINE_S) == 0, demo.told
+    assert "cold and warm: 2 prefixes of 1,000 tokens" in demo.printed
+    assert re.search(r"│ cold +│ .* │ +0 │", demo.printed)
+    assert re.search(r"│ warm +│ .* │ +992 │", demo.printed)
+    assert re.search(r"cold is\s+[\d.]+\s+times\s+warm", demo.printed)
+
+
+def test_ctrl_c_while_workers_compute_ends_everything(start: Callable[..., Demo]) -> None:
+    demo = start("--compute", "numpy", "--workers", "1", "--sessions", "1", "--turns", "1")
+    demo.until("cold and warm: 2 of 10")
+    os.killpg(demo.process.pid, signal.SIGINT)
+    assert demo.process.wait(DEADLINE_S) == 130, demo.told
+    assert "Traceback" not in demo.told
+    assert demo.printed == ""
+    demo.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--compute", "abacus"), ("--prefixes", "-1"), ("--prefix-tokens", "9")]
+)
+def test_a_wrong_flag_ends_with_2_and_its_name(
+    start: Callable[..., Demo], flag: str, value: str
+) -> None:
+    demo = start(flag, value)
+    assert demo.process.wait(DEADLINE_S) == 2
+    assert flag in demo.told
+    assert "Traceback" not in demo.told
 
 
 @pytest.mark.parametrize("moment", ["starting the fleet", "round robin: 3 of 12"])

@@ -181,7 +181,7 @@ async def test_the_connections_gauge_is_the_number_of_sockets(stage: Stage) -> N
 
 
 async def test_ends_that_come_together_end_a_request_once(stage: Stage) -> None:
-    """C01, C04: the replica breaks off or finishes just as the client leaves."""
+    """B40, C01, C04: the replica breaks off or finishes just as the client leaves."""
     requests = 60
 
     async def end_at_once(talk: Talk, received: Received) -> None:

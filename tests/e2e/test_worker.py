@@ -36,7 +36,9 @@ PROMPT: Final = "You are a patient assistant. " * 20
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[RunningWorker]:
-    settings = WorkerSettings(model=MODEL, preset="instant", pages=512, page_tokens=32)
+    settings = WorkerSettings(
+        compute="synthetic", model=MODEL, preset="instant", pages=512, page_tokens=32
+    )
     with running_worker(settings) as running:
         yield running
 
@@ -135,6 +137,12 @@ class TestCalls:
         assert answer["choices"][0]["finish_reason"] == "stop"
         assert 32 <= answer["usage"]["completion_tokens"] < 256
 
+    def test_a_completion_that_names_no_limit_is_short(self, worker: RunningWorker) -> None:
+        body = {"model": MODEL, "prompt": "no word of a limit"}
+        status, answer = post_json(worker, "/v1/completions", body)
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 16)
+        assert answer["choices"][0]["finish_reason"] == "length"
+
     def test_a_salt_shares_nothing_with_others(self, worker: RunningWorker) -> None:
         prompt = PROMPT + "salted"
         answers = [
@@ -155,7 +163,9 @@ class TestCalls:
     def test_with_a_tokenizer_the_text_is_that_of_the_token_ids(self, tmp_path: Path) -> None:
         """A conversation that quotes an answer finds the pages that the answer left behind."""
         folder = str(write_tokenizer(tmp_path))
-        settings = WorkerSettings(model=MODEL, preset="instant", tokenizer=folder, page_tokens=8)
+        settings = WorkerSettings(
+            compute="synthetic", model=MODEL, preset="instant", tokenizer=folder, page_tokens=8
+        )
         messages: list[dict[str, str]] = [{"role": "user", "content": PROMPT}]
         body = {"model": MODEL, "messages": messages, "max_tokens": 64, "return_token_ids": True}
         with running_worker(settings) as worker:
@@ -170,7 +180,9 @@ class TestCalls:
         assert _cached_tokens(again) == known_tokens // 8 * 8
 
     def test_many_at_once_on_a_small_pool_all_complete(self) -> None:
-        settings = WorkerSettings(model=MODEL, preset="instant", pages=40, page_tokens=16)
+        settings = WorkerSettings(
+            compute="synthetic", model=MODEL, preset="instant", pages=40, page_tokens=16
+        )
         with running_worker(settings) as worker, ThreadPoolExecutor(16) as threads:
             answers = list(
                 threads.map(
@@ -210,6 +222,8 @@ class TestSurface:
             ("/v1/completions", {"model": MODEL, "prompt": "x", "stop": 3}, "stop"),
             ("/v1/completions", {"model": MODEL, "prompt": "x", "echo": True}, "echo"),
             ("/v1/completions", {"model": MODEL, "prompt": "x", "logprobs": 1}, "logprobs"),
+            ("/v1/completions", {"model": MODEL, "prompt": "x", "top_p": 0}, "top_p"),
+            ("/v1/completions", {"model": MODEL, "prompt": "x", "min_p": 0.1}, "min_p"),
             ("/v1/completions", {"model": MODEL, "prompt": "x", "cache_salt": ""}, "cache_salt"),
             ("/detokenize", {"tokens": [1000]}, "tokens"),
         ],
@@ -251,7 +265,9 @@ class TestSurface:
 class TestEvents:
     @pytest.fixture
     def fresh(self) -> Iterator[RunningWorker]:
-        settings = WorkerSettings(model=MODEL, preset="instant", pages=8, page_tokens=32)
+        settings = WorkerSettings(
+            compute="synthetic", model=MODEL, preset="instant", pages=8, page_tokens=32
+        )
         with running_worker(settings) as running:
             yield running
 

@@ -22,7 +22,12 @@ GONE_WITHIN_S: Final = 0.1
 def slow_worker() -> Iterator[RunningWorker]:
     """Run steps of about 3 s: whoever leaves does so in the middle of one."""
     settings = WorkerSettings(
-        model=MODEL, preset="llama-8b-h100", speed_up=0.002, pages=512, shutdown_grace_s=0
+        compute="synthetic",
+        model=MODEL,
+        preset="llama-8b-h100",
+        speed_up=0.002,
+        pages=512,
+        shutdown_grace_s=0,
     )
     with running_worker(settings) as running:
         yield running
@@ -53,7 +58,12 @@ class TestImpatience:
 
     def test_a_waiting_request_is_gone_with_its_client(self) -> None:
         settings = WorkerSettings(
-            model=MODEL, speed_up=0.002, pages=512, max_num_seqs=1, shutdown_grace_s=0
+            compute="synthetic",
+            model=MODEL,
+            speed_up=0.002,
+            pages=512,
+            max_num_seqs=1,
+            shutdown_grace_s=0,
         )
         with (
             running_worker(settings) as worker,
@@ -67,7 +77,9 @@ class TestImpatience:
 
     def test_400_aborts_in_mid_stream_leave_nothing(self) -> None:
         """A18: the running requests return to 0."""
-        settings = WorkerSettings(model=MODEL, speed_up=4.0, pages=4096, max_num_seqs=64)
+        settings = WorkerSettings(
+            compute="synthetic", model=MODEL, speed_up=4.0, pages=4096, max_num_seqs=64
+        )
         with running_worker(settings) as worker:
             for _ in range(8):
                 connections = [
@@ -83,7 +95,9 @@ class TestImpatience:
 
 class TestShutdown:
     def test_open_requests_finish_within_the_grace_period(self) -> None:
-        settings = WorkerSettings(model=MODEL, speed_up=1.0, shutdown_grace_s=10)
+        settings = WorkerSettings(
+            compute="synthetic", model=MODEL, speed_up=1.0, shutdown_grace_s=10
+        )
         with (
             running_worker(settings) as worker,
             closing(send_chat(worker, {"stream": True, "max_tokens": 60})) as connection,
@@ -96,7 +110,9 @@ class TestShutdown:
         assert raw.count(b"finish_reason") == 61
 
     def test_what_does_not_finish_ends_with_an_error_event(self) -> None:
-        settings = WorkerSettings(model=MODEL, speed_up=0.01, shutdown_grace_s=0.1)
+        settings = WorkerSettings(
+            compute="synthetic", model=MODEL, speed_up=0.01, shutdown_grace_s=0.1
+        )
         with (
             running_worker(settings) as worker,
             closing(send_chat(worker, {"stream": True, "max_tokens": 1000})) as connection,

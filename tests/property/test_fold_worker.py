@@ -11,7 +11,9 @@ from sidecar.cache import PagedCache
 from sidecar.event import decode_batch
 from sidecar.fold import PageFolder
 from sidecar.publisher import EventEncoding, EventFormat, HashForm
-from sidecar.scheduler import Scheduler, SchedulerLimits, Sequence
+from sidecar.scheduler import Scheduler
+from sidecar.scope import Place
+from sidecar.step import SchedulerLimits, Sequence
 from state.model import ModelIdentity, Tier
 from state.prefix import chain_root, namespace_of, pack_tokens
 
@@ -51,7 +53,7 @@ def test_the_index_equals_the_workers_tree(
     most_copies = 0
     for step_number in range(400):
         if rng.random() < 0.5:
-            table = cache.open_table(load.prompt(), chain_root(IDENTITY, 0))
+            table = cache.open_table(load.prompt(), Place(chain_root(IDENTITY, 0)))
             live.append(scheduler.submit(table, 40))
         step = scheduler.schedule()
         for sequence in scheduler.complete(step):

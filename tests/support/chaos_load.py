@@ -21,8 +21,9 @@ import aiohttp
 
 from prompt.codec import load_codec
 from prompt.request import decode_chat
-from sidecar.cache import unpack_tokens
-from sidecar.runner import WORDS, Lexicon
+from sidecar.runner import Draw, prompt_key
+from sidecar.synthetic import WORDS, Lexicon
+from state.prefix import unpack_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -129,7 +130,8 @@ class Script:
 
     def answer(self, request: dict[str, Any]) -> str:
         """Return what any worker answers."""
-        voice = self._lexicon.voice(self.packed(request), 0, 0)
+        draw = Draw(seed=0, index=0, prompt_key=prompt_key(self.packed(request)))
+        voice = self._lexicon.voice(draw, 0)
         return "".join(voice.next_piece().text for _ in range(request["max_tokens"]))
 
 

@@ -146,7 +146,15 @@ class LocalFleet:
     def start_worker(self, name: str, *flags: str) -> Child:
         """Start a worker like the plan's, with ``flags`` on top."""
         plan = self.plan
-        words = ["worker", "--model", plan.model, "--pages", str(plan.pages)]
+        words = [
+            "worker",
+            "--compute",
+            "synthetic",
+            "--model",
+            plan.model,
+            "--pages",
+            str(plan.pages),
+        ]
         words += ["--preset", plan.preset, "--speed-up", str(plan.speed_up)]
         if plan.tokenizer is not None:
             words += ["--tokenizer", str(plan.tokenizer)]

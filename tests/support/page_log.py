@@ -58,12 +58,14 @@ class PageLog:
     """One engine's pages over all its lives.
 
     ``evictions`` are the times at which a page was removed, one for each copy; ``clears`` those of
-    resets, as the engine told of them; ``lives`` counts the engine's processes.
+    resets, as the engine told of them; ``lives`` counts the engine's processes, ``batches`` what
+    all of them told.
     """
 
     evictions: list[float] = field(default_factory=list)
     clears: list[float] = field(default_factory=list)
     lives: int = 0
+    batches: int = 0
     _names: dict[tuple[object, Page], object] = field(default_factory=dict)
     _copies: defaultdict[object, _Copies] = field(default_factory=lambda: defaultdict(_Copies))
     _next: int | None = None
@@ -75,6 +77,7 @@ class PageLog:
         else:
             assert sequence == self._next, f"batches {self._next} to {sequence} are lost"
         self._next = sequence + 1
+        self.batches += 1
         told_s, events, *_ = msgspec.msgpack.decode(payload)
         for event in events:
             self._apply(told_s, event)
@@ -102,6 +105,11 @@ class PageLog:
     def forget(self) -> None:
         """Note that the engine is dead: now it holds nothing."""
         self._clear(time.time())
+
+    @property
+    def held_pages(self) -> int:
+        """How many distinct pages the engine holds now."""
+        return sum(1 for copies in self._copies.values() if copies.counts and copies.counts[-1])
 
     def run_at(self, pages: Sequence[Page], moment_s: float) -> int:
         """Return how many leading ``pages`` the engine held, as far as it had told."""

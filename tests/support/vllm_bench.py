@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from support.vllm import ENVIRONMENT, LOG_TAIL_BYTES, MODEL
+from support.engine_process import ENVIRONMENT, LOG_TAIL_BYTES
+from support.vllm import MODEL
 
 if TYPE_CHECKING:
     from pathlib import Path

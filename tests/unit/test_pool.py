@@ -23,7 +23,7 @@ def test_a_taken_page_is_held_and_a_released_one_is_free() -> None:
 def test_a_released_page_with_reusable_content_is_cached_and_can_be_shared_again() -> None:
     pool = PagePool(2)
     page = pool.take(1).pages[0]
-    pool.mark_reusable(page)
+    pool.index((page,))
     pool.release([page])
     assert _conserved(pool) == (1, 0, 1)
     pool.share([page])
@@ -40,7 +40,7 @@ def test_free_pages_go_first_and_then_the_least_recently_released() -> None:
     pool = PagePool(4)
     pages = pool.take(3).pages
     for page in pages:
-        pool.mark_reusable(page)
+        pool.index((page,))
     pool.release([pages[2], pages[0], pages[1]])
     first = pool.take(1)
     assert first.evicted == []
@@ -53,7 +53,7 @@ def test_sharing_a_cached_page_saves_it_from_eviction() -> None:
     pool = PagePool(2)
     old, new = pool.take(2).pages
     for page in (old, new):
-        pool.mark_reusable(page)
+        pool.index((page,))
     pool.release([old, new])
     pool.share([old])
     pool.release([old])
@@ -64,7 +64,7 @@ def test_forgetting_content_frees_cached_pages_and_keeps_held_ones() -> None:
     pool = PagePool(3)
     held, cached = pool.take(2).pages
     for page in (held, cached):
-        pool.mark_reusable(page)
+        pool.index((page,))
     pool.release([cached])
     pool.forget_content()
     assert _conserved(pool) == (2, 1, 0)
@@ -85,7 +85,7 @@ def test_a_free_page_can_be_neither_shared_nor_made_reusable() -> None:
     with pytest.raises(PoolError, match="free"):
         pool.share([PageId(0)])
     with pytest.raises(PoolError, match="not held"):
-        pool.mark_reusable(PageId(0))
+        pool.index((PageId(0),))
 
 
 def test_taking_more_than_there_is_changes_nothing() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sidecar.cache import PageChange, PagesCleared, PagesRemoved, PagesStored
+from sidecar.pagechange import PageChange, PagesCleared, PagesRemoved, PagesStored
 from sidecar.publisher import BatchLog, EventEncoding, EventFormat, HashForm
 from state.model import BlockId
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from sidecar.cache import PagedCache
-from sidecar.scheduler import NeverFitsError, Phase, Scheduler, SchedulerLimits, Sequence, Step
+from sidecar.scheduler import NeverFitsError, Scheduler
+from sidecar.scope import Place
+from sidecar.step import Phase, SchedulerLimits, Sequence, Step
 from state.model import BlockId
 from state.prefix import pack_tokens
 
@@ -18,7 +20,7 @@ def _submit(
     scheduler: Scheduler, tokens: int, max_output_tokens: int = 1, first: int = 0
 ) -> Sequence:
     packed = pack_tokens(range(first, first + tokens))
-    return scheduler.submit(scheduler.cache.open_table(packed, ROOT), max_output_tokens)
+    return scheduler.submit(scheduler.cache.open_table(packed, Place(ROOT)), max_output_tokens)
 
 
 def _plan(step: Step) -> list[tuple[int, int]]:

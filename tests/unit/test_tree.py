@@ -2,53 +2,57 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.cache import PagedCache, PagesCleared, PagesRemoved, PagesStored, unpack_tokens
+from sidecar.cache import PagedCache
+from sidecar.pagechange import PagesCleared, PagesRemoved, PagesStored
 from sidecar.pool import PageId, PoolError
-from sidecar.tree import PrefixTree
+from sidecar.scope import Place
+from sidecar.tree import PageFacts, PrefixTree
 from state.model import BlockId
-from state.prefix import chain_of, pack_tokens
+from state.prefix import chain_of, pack_tokens, unpack_tokens
 
 ROOT = BlockId(b"root".ljust(16))
+PLACE = Place(ROOT)
+FACTS = PageFacts(None, b"", 0)
 A, B, C = (BlockId(name * 16) for name in (b"a", b"b", b"c"))
 
 
 def test_the_match_ends_at_the_first_hole_and_at_the_limit() -> None:
     tree = PrefixTree()
-    tree.insert(PageId(0), A)
-    tree.insert(PageId(2), C)
+    tree.insert(PageId(0), A, FACTS)
+    tree.insert(PageId(2), C, FACTS)
     assert tree.match([A, B, C], 3) == [0]
-    tree.insert(PageId(1), B)
+    tree.insert(PageId(1), B, FACTS)
     assert tree.match([A, B, C], 3) == [0, 1, 2]
     assert tree.match([A, B, C], 2) == [0, 1]
 
 
 def test_a_prefix_with_two_copies_survives_the_loss_of_one() -> None:
     tree = PrefixTree()
-    tree.insert(PageId(0), A)
-    tree.insert(PageId(1), A)
+    tree.insert(PageId(0), A, FACTS)
+    tree.insert(PageId(1), A, FACTS)
     assert tree.copies() == {A: 2}
-    assert tree.remove(PageId(0)) == A
+    assert tree.remove(PageId(0)) == (A, FACTS, 1)
     assert tree.match([A], 1) == [1]
-    assert tree.remove(PageId(1)) == A
+    assert tree.remove(PageId(1)) == (A, FACTS, 0)
     assert tree.match([A], 1) == []
 
 
 def test_a_page_is_indexed_once() -> None:
     tree = PrefixTree()
-    tree.insert(PageId(0), A)
+    tree.insert(PageId(0), A, FACTS)
     with pytest.raises(PoolError, match="already"):
-        tree.insert(PageId(0), B)
+        tree.insert(PageId(0), B, FACTS)
 
 
 def _run(cache: PagedCache, token_ids: range, salt: str | None = None) -> int:
     """Compute a prompt and let it go; return the reused tokens."""
-    table = cache.open_table(pack_tokens(token_ids), ROOT, salt)
-    reused_tokens = cache.acquire(table)
-    assert reused_tokens is not None
+    table = cache.open_table(pack_tokens(token_ids), PLACE, salt)
+    acquired = cache.acquire(table)
+    assert acquired is not None
     cache.index(table, len(token_ids))
     cache.release(table)
     cache.pool.audit()
-    return reused_tokens
+    return acquired.reused_tokens
 
 
 def test_a_prompt_of_100_tokens_on_pages_of_32_stores_three_pages() -> None:
@@ -95,7 +99,7 @@ def test_a_shared_prefix_outlives_the_tails_that_hang_on_it() -> None:
 
 def test_only_the_start_of_a_salted_prompt_carries_the_salt() -> None:
     cache = PagedCache(4, 4)
-    table = cache.open_table(pack_tokens(range(8)), ROOT, "tenant-a")
+    table = cache.open_table(pack_tokens(range(8)), PLACE, "tenant-a")
     cache.acquire(table)
     cache.index(table, 4)
     cache.index(table, 8)
@@ -108,7 +112,7 @@ def test_only_the_start_of_a_salted_prompt_carries_the_salt() -> None:
 
 def test_after_a_reset_a_running_sequence_indexes_nothing_more() -> None:
     cache = PagedCache(4, 4)
-    table = cache.open_table(pack_tokens(range(12)), ROOT)
+    table = cache.open_table(pack_tokens(range(12)), PLACE)
     cache.acquire(table)
     cache.index(table, 4)
     cache.reset()
@@ -122,9 +126,9 @@ def test_after_a_reset_a_running_sequence_indexes_nothing_more() -> None:
 def test_a_prompt_without_room_changes_nothing() -> None:
     cache = PagedCache(4, 4)
     _run(cache, range(8))
-    held = cache.open_table(pack_tokens(range(100, 108)), ROOT)
+    held = cache.open_table(pack_tokens(range(100, 108)), PLACE)
     cache.acquire(held)
-    waiting = cache.open_table(pack_tokens([*range(8), *range(8)]), ROOT)
+    waiting = cache.open_table(pack_tokens([*range(8), *range(8)]), PLACE)
     assert cache.acquire(waiting) is None
     assert waiting.pages == []
     assert cache.pool.cached_pages == 2

@@ -24,13 +24,13 @@ DECISIONS = 1_000
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_the_bench_client_completes_with_the_same_texts(
-    stand: Stand, tmp_path: Path, backend: str
+    stand: Stand, vllm: Path, tmp_path: Path, backend: str
 ) -> None:
     began_s = time.time()
     urls = [stand.fleet.router.url, stand.engines.engines[0].url]
     through_router, direct = await asyncio.gather(
         *(
-            bench(stand.vllm, stand.model, url, backend, tmp_path / f"{index}.json")
+            bench(vllm, stand.model, url, backend, tmp_path / f"{index}.json")
             for index, url in enumerate(urls)
         )
     )

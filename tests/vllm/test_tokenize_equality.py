@@ -1,8 +1,8 @@
-"""Our ids are those of a real vLLM, for every conversation of the shared text data.
+"""Our ids are those of a real engine, for every conversation of the shared text data.
 
 Tiny models with random weights are served with the qwen3 and tiny-chat tokenizers and templates,
-one engine at a time; and a router that has no tokenizer asks them for theirs. ``make test-vllm
-WARMROUTE_VLLM=/path/to/vllm``.
+one engine at a time, vLLM or the bundled worker; and a router that has no tokenizer asks them for
+theirs. ``make test-vllm WARMROUTE_VLLM=/path/to/vllm``.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from prompt.question import RENDER_SUFFIX, TOKENIZE_PATH, question_of, rendered,
 from prompt.reader import CHAT_PATH, COMPLETION_PATH, MESSAGE_PATH, RESPONSE_PATH, PromptReader
 from support.conversation import ask, sdk
 from support.data import data_file, json_lines, unpacked
+from support.engine_process import ENVIRONMENT, LOG_TAIL_BYTES, Engines
 from support.fleet import FleetPlan, LocalFleet, until
 from support.vllm import (
-    ENVIRONMENT,
-    LOG_TAIL_BYTES,
     MODEL,
     PAGE_TOKENS,
     VARIABLE,
-    Engines,
     NoEngineError,
+    vllm_command,
     vllm_executable,
 )
+from support.worker_engine import worker_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -83,13 +83,6 @@ class Stand(Struct, frozen=True):
         return tokens.packed
 
 
-class ScaleOutEngines(Engines):
-    """Engines that serve ``/render`` too."""
-
-    def _arguments(self, engine: Any) -> list[str]:
-        return [*super()._arguments(engine), "--enable-scale-out"]
-
-
 def make_model(name: str, folder: Path, vllm: Path) -> Path:
     """Write a tiny model with the shared tokenizer ``name`` to ``folder``."""
     source = data_file(f"tokenizers/{name}")
@@ -114,8 +107,13 @@ def make_model(name: str, folder: Path, vllm: Path) -> Path:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=[("tiny-chat", True), ("qwen3", False)],
-    ids=["tiny-chat-renders", "qwen3"],
+    params=[
+        ("tiny-chat", "vllm", True),
+        ("qwen3", "vllm", False),
+        ("tiny-chat", "worker", False),
+        ("qwen3", "worker", False),
+    ],
+    ids=["tiny-chat-renders", "qwen3", "tiny-chat-worker", "qwen3-worker"],
 )
 async def stand(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -125,12 +123,15 @@ async def stand(
     except NoEngineError as error:
         pytest.fail(str(error), pytrace=False)
     folder = tmp_path_factory.mktemp("equality")
-    name, can_render = request.param
+    name, kind, can_render = request.param
     model = make_model(name, folder / "model", vllm)
-    kind = ScaleOutEngines if can_render else Engines
+    if kind == "worker":
+        command = worker_command(model, PAGES)
+    else:
+        command = vllm_command(vllm, model, PAGES, *(["--enable-scale-out"] if can_render else []))
     codec = load_codec(model)
     async with (
-        kind(folder, vllm, model, PAGES) as engines,
+        Engines(folder, command) as engines,
         aiohttp.ClientSession() as http,
         PromptReader({MODEL: codec}, load_codec(None)) as reader,
     ):
