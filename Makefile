@@ -8,11 +8,12 @@ DEV := $(VENV)/.dev
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-data test-kill test-vllm bench bench-router bench-history \
-  bench-prompt bench-publish bench-quick bench-peers bench-native lock clean
+.PHONY: help setup demo check format test test-data test-kill test-vllm test-reference test-engine soak \
+  gpu-check bench bench-router bench-history bench-prompt bench-engine bench-tiers bench-transfer \
+  bench-publish bench-quick bench-peers bench-native lock clean
 
 help: ## Show the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(RUN): requirements/runtime.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
@@ -57,6 +58,18 @@ test-kill: $(DEV) ## 200 seeded kill points over every process (slow)
 test-vllm: $(DEV) ## Two real vLLM engines (WARMROUTE_VLLM=/path/to/vllm; slow)
 	@$(BIN)/python -m pytest -m heavy -rP tests/vllm
 
+test-reference: $(DEV) ## The worker's logits beside transformers' (WARMROUTE_VLLM=/path/to/vllm; slow)
+	@$(BIN)/python -m pytest -m heavy -rP tests/reference
+
+test-engine: $(DEV) ## The worker's torch runner (WARMROUTE_ENGINE=/path/to/environment with torch; slow)
+	@$(BIN)/python -m pytest -m heavy tests/engine
+
+soak: $(DEV) ## A million operations on the worker's pages (SOAK="--seed 7 --operations 1000000")
+	@PYTHONPATH=.:tests $(BIN)/python -m support.soak $(SOAK)
+
+gpu-check: $(DEV) ## Token identity and throughput on a GPU (WARMROUTE_ENGINE=/path/to/environment)
+	@$(or $(WARMROUTE_ENGINE:%=%/bin/python),$(BIN)/python) bench/gpu_check.py --page docs/engine.md
+
 bench: bench-native ## Measure the router beside its peers, long histories, prompts (some 10 minutes)
 	-@$(BIN)/python bench/peers/install.py
 	@$(BIN)/python bench/router_bench.py
@@ -72,6 +85,15 @@ bench-history: bench-native ## CPU against the length of the history; how long t
 
 bench-prompt: $(DEV) ## Reading prompts alone
 	@$(BIN)/python bench/prompt_bench.py
+
+bench-engine: ## The worker's runners beside transformers (WARMROUTE_ENGINE=/path/to/environment)
+	@$(WARMROUTE_ENGINE)/bin/python bench/engine_bench.py
+
+bench-tiers: $(DEV) ## The worker with and without tiers and transfer (some 5 minutes)
+	@$(BIN)/python bench/tier_bench.py
+
+bench-transfer: $(DEV) ## Pages over loopback and on disk
+	@$(BIN)/python bench/transfer_bench.py
 
 bench-publish: $(DEV) ## Put the tables of the last bench into docs/performance.md
 	@$(BIN)/python bench/publish.py docs/performance.md

@@ -74,3 +74,10 @@ def written_down(worker: RunningWorker, within_s: float = 10.0) -> dict[str, dic
         if disk["moved_in_bytes"] == host["moved_in_bytes"]:
             return tiers
         assert time.monotonic() - start_s < within_s, tiers
+
+
+def until_on_disk(worker: RunningWorker, pages: int, within_s: float = 10.0) -> None:
+    """Wait until the disk has so many pages."""
+    start_s = time.monotonic()
+    while (states := tiers_of(worker)["disk"]["states"])["evictable"] < pages:
+        assert time.monotonic() - start_s < within_s, states
