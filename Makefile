@@ -55,7 +55,7 @@ test-data: $(DEV) ## Tests on the shared data (WARMROUTE_TEST_DATA, default ../s
 test-kill: $(DEV) ## 200 seeded kill points over every process (slow)
 	@$(BIN)/python -m pytest -m heavy -k kill
 
-test-vllm: $(DEV) ## Two real vLLM engines (WARMROUTE_VLLM=/path/to/vllm; slow)
+test-vllm: $(DEV) ## Two real vLLM engines, and the worker the same way (WARMROUTE_VLLM=/path/to/vllm; slow)
 	@$(BIN)/python -m pytest -m heavy -rP tests/vllm
 
 test-reference: $(DEV) ## The worker's logits beside transformers' (WARMROUTE_VLLM=/path/to/vllm; slow)
@@ -95,13 +95,14 @@ bench-tiers: $(DEV) ## The worker with and without tiers and transfer (some 5 mi
 bench-transfer: $(DEV) ## Pages over loopback and on disk
 	@$(BIN)/python bench/transfer_bench.py
 
-bench-publish: $(DEV) ## Put the tables of the last bench into docs/performance.md
-	@$(BIN)/python bench/publish.py docs/performance.md
+bench-publish: $(DEV) ## Put the tables of the last benches into docs/
+	@$(BIN)/python bench/publish.py docs/performance.md docs/tiers.md docs/engine.md
 
 bench-quick: bench-native ## The same with small amounts: does the bench work?
 	@$(BIN)/python -m pytest -q -m heavy tests/e2e/test_bench_native.py
 	@$(BIN)/python bench/router_bench.py --quick
 	@$(BIN)/python bench/history_bench.py --quick
+	@$(BIN)/python bench/tier_bench.py --quick
 
 bench-peers: $(DEV) ## Install the peers below build/peers (WARMROUTE_PEERS), each in its own environment
 	@$(BIN)/python bench/peers/install.py

@@ -42,6 +42,7 @@ _HUBER: Final = 1.345  # 95 % efficient for normal errors
 _BISQUARE: Final = 4.685  # the same
 _MAD_TO_DEVIATION: Final = 1.4826  # of a normal distribution
 _LEAST_DEVIATION: Final = 0.01
+_LARGE_ERROR: Final = 2.0  # in natural logarithms, sevenfold
 _MOST_MS: Final = 1e9
 _LEAST_MS: Final = 1e-6
 
@@ -133,11 +134,14 @@ def _trust(errors: Array, *, is_late: bool) -> Array:
     centre = np.median(errors)
     deviation = _MAD_TO_DEVIATION * float(np.median(np.abs(errors - centre)))
     units = np.abs(errors) / max(deviation, _LEAST_DEVIATION)
+    # The fit is linear in took / expected: there a hiccup of a thousandfold weighs a thousandfold.
+    large = np.maximum(errors, _LARGE_ERROR)
+    damping = large / np.expm1(large) * (math.expm1(_LARGE_ERROR) / _LARGE_ERROR)
     if is_late and (units < _BISQUARE).any():
         trusted: Array = np.clip(1 - (units / _BISQUARE) ** 2, 0, 1) ** 2
-        return trusted
+        return trusted * damping
     weights: Array = np.minimum(1, _HUBER / np.maximum(units, _LEAST_MS))
-    return weights
+    return weights * damping
 
 
 class TransferModel:

@@ -92,6 +92,8 @@ class Engine:
         self._tickets: dict[Sequence, Ticket] = {}
         self._fetches: dict[Sequence, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
+        if parts.mover is not None:
+            parts.mover.on_news = self._wake.set
         self._drained = asyncio.Event()
         self._drained.set()
         self._failures = 0
@@ -265,7 +267,9 @@ class Engine:
     def _finish(self, step: Step, batch: Batch, outcome: Outcome) -> None:
         """Account for a step that ran and pass its tokens on."""
         sampling = set(self.scheduler.complete(step))
-        self.parts.costs.observe_step(batch.load, outcome, len(batch.loads))
+        arrivals = step.moves.arrivals
+        is_from_host = all(each.source == "host" for each in arrivals)
+        self.parts.costs.observe_step(batch.load, outcome, len(arrivals) if is_from_host else 0)
         if self.parts.mover is not None:
             self.parts.mover.finish(step.moves, outcome.save_s, outcome.load_s)
         for work, samples in zip(step.works, outcome.samples, strict=True):

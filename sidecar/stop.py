@@ -53,16 +53,15 @@ class _Search:
     """Looks for one string in a text that comes character by character (Knuth, Morris, Pratt).
 
     ``begun_chars`` is how many characters at the end of the text begin the string. Constant work
-    per character on average, whatever string and text are.
+    per character on average, whatever string and text are. The table of borders grows with the
+    longest beginning that was found: a request may have many answers and long stop strings, and
+    tables for all of it at its start would hold up everybody else.
     """
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.begun_chars = 0
-        self._shorter = [0] * len(stop)
-        for at in range(1, len(stop)):
-            begun_chars = self._advanced(self._shorter[at - 1], stop[at])
-            self._shorter[at] = begun_chars
+        self._shorter = [0]
 
     def is_found(self, char: str) -> bool:
         """Take one more character and tell whether it completes the string."""
@@ -70,6 +69,8 @@ class _Search:
         if begun_chars == len(self.stop):
             begun_chars = self._shorter[-1]
         self.begun_chars = self._advanced(begun_chars, char)
+        if self.begun_chars > len(self._shorter):
+            self._shorter.append(self._advanced(self._shorter[-1], char))
         return self.begun_chars == len(self.stop)
 
     def _advanced(self, begun_chars: int, char: str) -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sidecar.pagechange import PagesStored
 from support.engine_rig import EngineRig, greedy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sidecar.table import BlockTable
+    from state.model import BlockId
 
 ONE = list(range(100, 113))
 
@@ -118,3 +121,27 @@ async def test_pages_demoted_while_only_a_fetch_is_under_way_are_saved_before_th
         assert again.cached_tokens == 12
         assert again.tokens == greedy(newest, 4)
     rig.proven()
+
+
+async def test_what_the_disk_got_is_told_while_nobody_asks(tmp_path: Path) -> None:
+    rig = EngineRig(tmp_path, pages=5, host_slots=5, disk_slots=64)
+    may_write = threading.Event()
+    assert rig.disk is not None
+    write = rig.disk.write
+
+    def write_late(key: BlockId, content: memoryview | bytes) -> None:
+        assert may_write.wait(10)
+        write(key, content)
+
+    rig.disk.write = write_late  # type: ignore[method-assign]
+    async with rig.running():
+        for number in range(3):
+            await rig.answer(range(1000 * number, 1000 * number + 13), 4)
+        may_write.set()
+        await rig.settled()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        told = [
+            each for each in rig.changes if isinstance(each, PagesStored) and each.tier == "disk"
+        ]
+        assert len(told) == len(rig.tier("disk")) > 0

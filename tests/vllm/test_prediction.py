@@ -238,4 +238,5 @@ async def test_later_turns_go_to_the_warm_engine(run: Run) -> None:
     assert share.there >= 0.4 * share.turns, share
     calm = warm_share(run, [turn for turn in later if turn.phase == "one at a time"])
     assert calm.turns > 10
-    assert calm.there >= 0.95 * calm.turns, calm
+    assert calm.there_free >= 0.95 * calm.free, calm
+    assert calm.free >= 0.85 * calm.turns, calm  # of a fast engine, the last turn may still count
