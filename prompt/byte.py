@@ -11,6 +11,7 @@ and only these are written and hashed. Bytes can be cut anywhere: nothing is car
 
 from __future__ import annotations
 
+import codecs
 import json
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 BYTE_VALUES: Final = 256
 _END: Final = "<|im_end|>\n"
 _ANSWER: Final = "<|im_start|>assistant\n"
+_ENCODE_WIDE: Final = codecs.lookup("utf-32-le").encode
+"""Looked up now: when it is first needed, files may have run out."""
 
 
 class ByteRun(TokenRun):
@@ -188,7 +191,7 @@ def _encoded(text: str) -> bytes:
 
 def _widened(data: bytes) -> bytes:
     """Return what pack_tokens makes of bytes, without a loop: Latin-1 maps them to themselves."""
-    return data.decode("latin-1").encode("utf-32-le")
+    return _ENCODE_WIDE(data.decode("latin-1"))[0]
 
 
 def _head(tools: list[dict[str, Any]] | None, options: Mapping[str, object]) -> str:

@@ -14,6 +14,7 @@ from prompt.codec import Codec, load_codec
 from prompt.model import UnroutablePromptError
 from sidecar.audit_log import AuditLog
 from sidecar.cache import PagedCache
+from sidecar.capacity import expect_room
 from sidecar.clock import StepCost, preset_cost, preset_page_bytes
 from sidecar.cost import MeasuredCosts
 from sidecar.engine import Engine, EngineParts
@@ -72,6 +73,8 @@ def assemble(settings: WorkerSettings, publish: Callable[[list[PageChange]], Non
     loaded = None if settings.compute == "synthetic" else load_model(settings)
     codec = loaded.codec if loaded is not None else load_codec(_path(settings.tokenizer))
     settings = _resolved(settings, loaded)
+    token_bytes = 0 if loaded is None else loaded.token_bytes(settings.dtype)
+    expect_room(settings, token_bytes * settings.page_tokens)
     runner = _runner(settings, loaded, codec)
     identity = ModelIdentity(
         model=settings.served_name,
@@ -116,6 +119,9 @@ def assemble(settings: WorkerSettings, publish: Callable[[list[PageChange]], Non
     _open_audit(settings, ledger, cache)
     transfer = None
     if settings.transfer_port is not None:
+        if not runner.content_bytes:
+            message = "transfer_port: synthetic compute has no content to serve"
+            raise SettingError(message)
         transfer = TransferServer(LocalPages(cache, runner, mover, journal), namespace)
     return Assembly(settings, codec, engine, runner, mover, ledger, disk, transfer, namespace)
 

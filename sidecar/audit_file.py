@@ -70,7 +70,8 @@ def _decode(path: Path, line: int, content: bytes) -> Transition:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         text, _, where = str(error).partition(" - at `$.")
         field = where.rstrip("`")
-        message = f"{path}:{line}: {f'{field}: ' if field else ''}{text[0].lower()}{text[1:]}"
+        told = text if text.startswith("JSON") else f"{text[0].lower()}{text[1:]}"
+        message = f"{path}:{line}: {f'{field}: ' if field else ''}{told}"
         raise AuditReadError(message) from None
     if transition.n < 1:
         message = f"{path}:{line}: n: expected the line's number, got {transition.n}"

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -127,6 +128,7 @@ class AuditLog:
         if not self._buffer:
             return
         try:
+            self._expect_named(file)
             _write_all(file, self._buffer)
         except OSError:
             self.lost_transitions += self._buffered_lines
@@ -160,8 +162,13 @@ class AuditLog:
 
     def _shift_files(self) -> None:
         """Make room at ``path``; the oldest file goes."""
-        if not os.path.lexists(self.path):
+        try:
+            status = os.lstat(self.path)
+        except FileNotFoundError:
             return
+        if not stat.S_ISREG(status.st_mode):
+            message = "it is there and no file"
+            raise OSError(errno.EEXIST, message, str(self.path))
         for number in range(self.kept_files - 1, 0, -1):
             with contextlib.suppress(FileNotFoundError):
                 self._kept(number).replace(self._kept(number + 1))
@@ -172,6 +179,12 @@ class AuditLog:
 
     def _kept(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")
+
+    def _expect_named(self, file: int) -> None:
+        """Raise OSError when ``file`` was removed: what is written there nobody reads."""
+        if os.fstat(file).st_nlink == 0:
+            message = "somebody removed it"
+            raise OSError(errno.ENOENT, message, str(self.path))
 
     def _expect_unlocked(self) -> None:
         """Raise OSError when another process writes to ``path``."""

@@ -15,6 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.ma  # median needs it; files may have run out by then
 
 from sidecar.clock import StepCost, StepLoad
 

@@ -82,6 +82,12 @@ class PagedCache:
             chain += chain_of(place.tail, packed[cut:], size, seed)
         return BlockTable(bytearray(packed), place, salt or None, request, list(chain))
 
+    def open_like(self, other: BlockTable, prompt_tokens: int, request: str) -> BlockTable:
+        """Return a table without pages for the prompt of ``other``, which may have grown."""
+        chain = other.chain[: prompt_tokens // self.page_tokens]
+        packed = other.packed[: prompt_tokens * TOKEN_BYTES]
+        return BlockTable(packed, other.place, other.salt, request, chain)
+
     def acquire(self, table: BlockTable, *, has_peer: bool = False) -> Acquired | None:
         """Give ``table`` pages for all its tokens and say what it need not compute.
 

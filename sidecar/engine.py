@@ -118,12 +118,10 @@ class Engine:
             raise EngineHaltedError
         prompt = generation.packed_prompt
         prompt_tokens = len(prompt) // TOKEN_BYTES
-        place = self.parts.scopes.place(prompt, generation.salt)
-        output_tokens = self._output_limit(generation, prompt_tokens, place.tenant)
-        self.scheduler.check_fits(prompt_tokens, output_tokens, place.tenant)
-        self._requests += 1
-        request = generation.request_id or f"request-{self._requests}"
-        table = self.scheduler.cache.open_table(prompt, place, generation.salt, request)
+        table = self._table(generation, parent)
+        tenant = table.place.tenant
+        output_tokens = self._output_limit(generation, prompt_tokens, tenant)
+        self.scheduler.check_fits(prompt_tokens, output_tokens, tenant)
         sequence = self.scheduler.submit(
             table,
             output_tokens,
@@ -369,6 +367,15 @@ class Engine:
         changes = self.scheduler.cache.drain_changes()
         if changes:
             self.parts.publish(changes)
+
+    def _table(self, generation: Generation, parent: Ticket | None) -> BlockTable:
+        cache, prompt = self.scheduler.cache, generation.packed_prompt
+        self._requests += 1
+        request = generation.request_id or f"request-{self._requests}"
+        if parent is not None:  # hashed once, however many answers are asked for
+            return cache.open_like(parent.sequence.table, len(prompt) // TOKEN_BYTES, request)
+        place = self.parts.scopes.place(prompt, generation.salt)
+        return cache.open_table(prompt, place, generation.salt, request)
 
     def _output_limit(self, generation: Generation, prompt_tokens: int, tenant: str) -> int:
         if generation.max_output_tokens is not None:

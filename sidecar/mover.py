@@ -84,6 +84,7 @@ class Mover:
         self._peers = peers
         self._waiting: deque[Demotion] = deque()
         self._wake = asyncio.Event()
+        self._is_disk_failing = False
 
     def batch(self, moves: Moves) -> tuple[tuple[Save, ...], tuple[Load, ...]]:
         """Return what the runner copies for ``moves``."""
@@ -245,7 +246,9 @@ class Mover:
         leased = host.lease([each.demotion.key for each in writes], WRITER)
         are_kept = [False] * len(writes)
         try:
-            are_kept = await asyncio.to_thread(_written, disk, writes, contents)
+            faults = await asyncio.to_thread(_written, disk, writes, contents)
+            are_kept = [fault is None for fault in faults]
+            self._tell(faults)
         finally:
             host.give_back(leased, WRITER)
             counts.spent_ms += 1e3 * (time.perf_counter() - began_s)
@@ -253,6 +256,15 @@ class Mover:
                 self._settle(each, tier, is_kept=is_kept, is_reset=exchange.clears != clears)
             if self.on_news is not None:
                 self.on_news()
+
+    def _tell(self, faults: Sequence[StoreError | None]) -> None:
+        """Log that the disk began to fail, or works again: once each, however many pages it is."""
+        for fault in faults:
+            if fault is not None and not self._is_disk_failing:
+                _LOG.error("a page is not kept on disk: %s; the worker goes on", fault)
+            elif fault is None and self._is_disk_failing:
+                _LOG.warning("pages are kept on disk again")
+            self._is_disk_failing = fault is not None
 
     def _planned(self, demotions: Sequence[Demotion], tier: LowerTier) -> list[Write]:
         """Reserve slots for those of ``demotions`` that are to be written."""
@@ -292,17 +304,16 @@ def _removed(disk: DiskStore, keys: Sequence[BlockId]) -> None:
 
 def _written(
     disk: DiskStore, writes: Sequence[Write], contents: Sequence[memoryview]
-) -> list[bool]:
-    """Write pages, and remove those that make room; return which are kept. Blocking."""
-    are_kept = []
+) -> list[StoreError | None]:
+    """Write pages, and remove those that make room; return why each is not kept. Blocking."""
+    faults: list[StoreError | None] = []
     for each, content in zip(writes, contents, strict=True):
         for key in each.gone:
             disk.remove(key)
         try:
             disk.write(each.demotion.key, content)
         except StoreError as error:
-            _LOG.warning("a page is not kept on disk: %s", error)
-            are_kept.append(False)
+            faults.append(error)
         else:
-            are_kept.append(True)
-    return are_kept
+            faults.append(None)
+    return faults

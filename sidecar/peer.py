@@ -51,7 +51,8 @@ class Peers:
         self._client = client
         self._namespace = namespace
         self._allowed = allowed
-        self._known: dict[str, tuple[float, int | None]] = {}
+        self._known: dict[tuple[str, int], tuple[float, int | None]] = {}
+        """By origin: one peer has many spellings, and clients choose them."""
 
     def is_allowed(self, source: str) -> bool:
         """Return whether pages may be fetched from the worker at ``source``."""
@@ -81,28 +82,28 @@ class Peers:
         why: Why = "stalled"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                port = await self._transfer_port(source)
+                port = await self._transfer_port(source, origin)
                 if port is None:
                     return 0
                 why = (await self._client.fetch(origin[0], port, keys, took)).why
-        self._learn(source, why, pages)
+        self._learn(origin, why, pages)
         return pages
 
-    def _learn(self, source: str, why: Why, pages: int) -> None:
+    def _learn(self, origin: tuple[str, int], why: Why, pages: int) -> None:
         """Forget the port of a peer that is not there any more; leave one that hangs alone."""
         if why in _ELSEWHERE:
-            self._known.pop(source, None)
+            self._known.pop(origin, None)
         elif why == "stalled" and not pages:
-            self._known[source] = (time.monotonic() + _STALLED_S, None)
+            self._known[origin] = (time.monotonic() + _STALLED_S, None)
 
-    async def _transfer_port(self, source: str) -> int | None:
+    async def _transfer_port(self, source: str, origin: tuple[str, int]) -> int | None:
         """Return where ``source`` serves pages of our namespace, None when it does not."""
         now_s = time.monotonic()
-        known_until_s, port = self._known.get(source, (0.0, None))
+        known_until_s, port = self._known.get(origin, (0.0, None))
         if now_s < known_until_s:
             return port
         port = await self._ask(source)
-        self._known[source] = (now_s + _KNOWN_S, port)
+        self._known[origin] = (now_s + _KNOWN_S, port)
         return port
 
     async def _ask(self, source: str) -> int | None:

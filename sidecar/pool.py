@@ -10,6 +10,7 @@ after every change, and by tenant to what the tenant has; ``audit`` checks each 
 from __future__ import annotations
 
 import heapq
+import re
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Final, NewType
 
@@ -36,6 +37,7 @@ STATES: Final[tuple[PageState, ...]] = (
     "pinned",
 )
 FREE, ALLOCATED, USED, RESERVED, EVICTABLE, PINNED = range(len(STATES))
+_FREE_RUN: Final = re.compile(re.escape(bytes([FREE])) + b"+")
 _TAKEN_AS: Final = {"create": ALLOCATED, "append": ALLOCATED, "reserve": RESERVED}
 
 
@@ -292,11 +294,7 @@ class PagePool:
 
     def largest_free_run_pages(self) -> int:
         """Return the longest run of neighbouring free pages. Costs O(total pages)."""
-        longest = run = 0
-        for state in self._state:
-            run = run + 1 if state == FREE else 0
-            longest = max(longest, run)
-        return longest
+        return max(map(len, _FREE_RUN.findall(self._state)), default=0)
 
     def snapshot(self) -> list[PageRecord]:
         """Return every page that is not free. The holders are not known here: the owner adds."""

@@ -25,6 +25,7 @@ _TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 _StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 _StopStrings = Annotated[list[_StopString], Meta(max_length=256)]
 _TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+_StopTokens = Annotated[list[_TokenId], Meta(max_length=1024)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
@@ -50,7 +51,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: _StopString | _StopStrings | None = None
-    stop_token_ids: list[_TokenId] | None = None
+    stop_token_ids: _StopTokens | None = None
     include_stop_str_in_output: bool | None = False
     ignore_eos: bool | None = False
     return_token_ids: bool | None = False

@@ -14,7 +14,7 @@ ends its prompt, hold the same pages, and copy the last, partly filled one when 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from sidecar.eviction import TenantQuota
@@ -38,7 +38,7 @@ class Scheduler:
         self.cache = cache
         self.limits = limits
         self.counters = SchedulerCounters()
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: OrderedDict[Sequence, None] = OrderedDict()
         self._running: list[Sequence] = []
         self._fetching: dict[Sequence, None] = {}
         self._ready: list[Sequence] = []
@@ -111,7 +111,7 @@ class Scheduler:
             parent.forks.append(sequence)
             self._forking[sequence] = None
         else:
-            self._waiting.append(sequence)
+            self._waiting[sequence] = None
         return sequence
 
     def schedule(self, now_s: float = 0.0) -> Step:
@@ -179,7 +179,7 @@ class Scheduler:
         """Finish or abort ``sequence``: its pages are released at once. Idempotent."""
         match sequence.phase:
             case Phase.WAITING:
-                self._waiting.remove(sequence)
+                del self._waiting[sequence]
             case Phase.FORKING:
                 del self._forking[sequence]
             case Phase.FETCHING:
@@ -229,7 +229,8 @@ class Scheduler:
         sequence.preemptions += 1
         sequence.blocked_at_release = None
         self.counters.preemptions += 1
-        self._waiting.appendleft(sequence)
+        self._waiting[sequence] = None
+        self._waiting.move_to_end(sequence, last=False)
 
     def _admit_waiting(self, step: Step, budget_tokens: int) -> None:
         while (
@@ -237,10 +238,10 @@ class Scheduler:
             and budget_tokens > 0
             and self.running_sequences < self.limits.max_sequences
         ):
-            sequence = self._waiting[0]
+            sequence = next(iter(self._waiting))
             if not self._admit(sequence):
                 return
-            self._waiting.popleft()
+            del self._waiting[sequence]
             step.admitted.append(sequence)
             if sequence.phase is Phase.FETCHING:
                 self._fetching[sequence] = None
@@ -313,5 +314,5 @@ class Scheduler:
             if fork.phase is Phase.FORKING:
                 del self._forking[fork]
                 fork.phase = Phase.WAITING
-                self._waiting.append(fork)
+                self._waiting[fork] = None
         parent.forks = []

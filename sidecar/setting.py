@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -11,6 +12,7 @@ from sidecar.clock import PresetName
 from sidecar.eviction import EvictionName
 from sidecar.publisher import EventEncoding, HashForm
 from sidecar.tiers import DemoteRule, FetchRule
+from sidecar.transfer import origin_of
 
 SYNTHETIC_MODEL: Final = "warmroute-synthetic"
 BUILTIN_MODEL: Final = "warmroute-tiny"
@@ -91,14 +93,16 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def model_directory(self) -> Path | None:
         """Where the model is; None for the built-in one. Raises SettingError for a wrong path.
 
-        What looks like a path must be one: a mistyped directory never serves random weights.
+        What looks like a path must be one: a mistyped directory, or the name of a repository, never
+        serves random weights.
         """
         if self.model is None or self.compute == "synthetic":
             return None
-        path = Path(self.model).expanduser()
-        if path.is_dir():
-            return path
-        if self.model.startswith(("/", "./", "../", "~")):
+        with contextlib.suppress(RuntimeError):  # "~name" of nobody here
+            path = Path(self.model).expanduser()
+            if path.is_dir():
+                return path
+        if "/" in self.model or self.model.startswith("~"):
             message = f"model: {self.model} is no directory"
             raise SettingError(message)
         return None
@@ -123,13 +127,21 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if not tenant or not pages.isdecimal():
                 message = f"tenant_quotas: expected TENANT=PAGES, got {each!r}"
                 raise SettingError(message)
+            if tenant in quotas:
+                message = f"tenant_quotas: {tenant} has two"
+                raise SettingError(message)
             quotas[tenant] = int(pages)
         return quotas
 
     @property
     def peers(self) -> frozenset[str]:
-        """The workers from which pages may be fetched."""
-        return frozenset(filter(None, (each.strip() for each in self.transfer_peers.split(","))))
+        """The workers from which pages may be fetched; raises SettingError."""
+        peers = frozenset(filter(None, (each.strip() for each in self.transfer_peers.split(","))))
+        for each in sorted(peers):
+            if origin_of(each) is None:
+                message = f"transfer_peers: expected http://host:port,..., got {each!r}"
+                raise SettingError(message)
+        return peers
 
 
 class WorkerAddress(Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import msgspec
 from msgspec import NODEFAULT, Struct
@@ -34,6 +34,10 @@ def add_setting_flags(
         )
 
 
+def _field_types(settings: type[Struct]) -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(settings)}
+
+
 def settings_of(
     options: argparse.Namespace, settings: type[Settings], names: Mapping[str, str]
 ) -> Settings:
@@ -46,5 +50,10 @@ def settings_of(
     except msgspec.ValidationError as error:
         text, _, where = str(error).partition(" - at `$.")
         flag = where.rstrip("`").replace("_", "-")
+        choices = get_args(_field_types(settings).get(flag.replace("-", "_")))
+        if text.startswith("Invalid enum value") and choices:
+            text = (
+                f"expected {', '.join(map(str, choices))}, got{text[len('Invalid enum value') :]}"
+            )
         message = f"--{flag}: {text[0].lower()}{text[1:]}" if flag else text
         raise UsageError(message) from None

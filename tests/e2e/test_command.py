@@ -98,6 +98,7 @@ async def test_a_wrong_setting_ends_serve_with_status_2_and_its_name(
     ("words", "expected"),
     [
         (["worker", "--pages", "none"], "--pages"),
+        (["worker", "--compute", "x"], "--compute: expected numpy, torch, synthetic, got 'x'"),
         (["worker", "--tokenizer", "/nonexistent"], "/nonexistent"),
         (["sidecar", "--engine", "http://127.0.0.1:1"], "--redis"),
         (["sidecar", "--engine", "http://127.0.0.1:1", "--redis", "http://x"], "redis"),

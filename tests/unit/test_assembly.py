@@ -65,6 +65,15 @@ async def _tokens(built: Assembly, packed_prompt: bytes = HELLO) -> list[int]:
         ({"max_model_len": 10**9}, "max_model_len: the model has .* positions"),
         ({"public_prefixes": "/nowhere/list.json"}, "public_prefixes: .*No such file"),
         ({"audit": "/nowhere/audit.jsonl"}, "audit: .*No such file"),
+        ({"audit": "/proc"}, "audit: /proc: it is there and no file"),
+        ({"model": "models/mistyped"}, "model: models/mistyped is no directory"),
+        ({"model": "~no-such-user"}, "model: ~no-such-user is no directory"),
+        ({"transfer_peers": "10.0.0.7:8000"}, "transfer_peers: expected http://host:port"),
+        ({"transfer_peers": "http://h:1,http://h:x"}, "transfer_peers: .* got 'http://h:x'"),
+        ({"transfer_port": 0, "compute": "synthetic"}, "transfer_port: synthetic"),
+        ({"pages": 10**12}, "pages: expected at most"),
+        ({"host_mib": 10**9}, "host_mib: expected at most"),
+        ({"host_mib": 1, "disk_dir": "/nowhere/at/all", "disk_mib": 10**12}, "disk_mib: expected"),
     ],
 )
 def test_what_cannot_be_is_refused_by_the_name_of_the_setting(

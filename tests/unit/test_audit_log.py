@@ -158,6 +158,32 @@ def test_a_folder_that_is_not_there_is_an_error_at_the_start(tmp_path: Path) -> 
         Rig(tmp_path / "nowhere" / "audit").log.open()
 
 
+def test_a_directory_under_the_name_of_the_log_stays_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    path.mkdir()
+    (path / "model").touch()
+    with pytest.raises(FileExistsError, match="it is there and no file"):
+        Rig(path).log.open()
+    assert [each.name for each in tmp_path.iterdir()] == ["audit"]
+
+
+def test_a_log_that_somebody_removed_is_suspended_and_goes_on_in_a_new_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "audit"
+    rig = Rig(path)
+    rig.log.open()
+    path.unlink()
+    rig.live(1)
+    assert rig.log.is_suspended
+    assert [record.message.endswith("the engine goes on") for record in caplog.records] == [True]
+    assert rig.log.lost_transitions > 0
+    rig.now_s += RETRY_S
+    rig.live(1)
+    assert not rig.log.is_suspended
+    assert path.exists()
+
+
 @pytest.mark.parametrize(("field", "value"), [("max_bytes", 0), ("kept_files", -1)])
 def test_a_wrong_bound_is_named(tmp_path: Path, field: str, value: int) -> None:
     bounds = {"max_bytes": 1, "kept_files": 1, field: value}

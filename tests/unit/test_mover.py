@@ -207,3 +207,20 @@ async def test_a_reset_while_pages_are_written_leaves_none_of_them(tmp_path: Pat
         async with asyncio.timeout(10):
             while one.store.held_bytes:  # noqa: ASYNC110 - a thread removes them
                 await asyncio.sleep(0.001)
+
+
+async def test_a_disk_that_fails_for_every_page_is_told_once_and_once_when_it_works_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with below(tmp_path, host=64) as one:
+        one.disk.bad = {key(number) for number in range(40)}
+        one.demote(range(20))
+        await one.until(20)
+        one.demote(range(20, 40))
+        await one.until(40)
+        assert one.counts == (0, 40)
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        one.demote([40, 41])
+        await one.until(42)
+        assert one.on_disk(range(42)) == [40, 41]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
