@@ -1,5 +1,6 @@
-"""Who generates in the engine bench: each in a process of its own, so that no thread pool of one
-waits on the cores of another.
+"""Who generates in the engine bench, each in a process of its own.
+
+No thread pool of one waits on the cores of another.
 """
 
 from __future__ import annotations
