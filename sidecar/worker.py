@@ -164,9 +164,17 @@ class WorkerStartError(Exception):
 async def run_worker_process(settings: WorkerSettings) -> None:
     """Serve until SIGTERM or SIGINT; prints one ready line on standard output.
 
-    Raises WorkerStartError, and CodecLoadError for a bad tokenizer.
+    Raises WorkerStartError, and CodecLoadError for a bad tokenizer. What goes wrong later is raised
+    as it is: no setting is to blame.
     """
-    serving = asyncio.create_task(serve_worker(settings, _print_ready))
+    is_ready = False
+
+    def tell_ready(address: WorkerAddress) -> None:
+        nonlocal is_ready
+        is_ready = True
+        _print_ready(address)
+
+    serving = asyncio.create_task(serve_worker(settings, tell_ready))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, serving.cancel)
@@ -176,6 +184,8 @@ async def run_worker_process(settings: WorkerSettings) -> None:
         if not serving.cancelled():
             raise
     except (OSError, zmq.ZMQError, SettingError, ModelError, StoreError) as error:
+        if is_ready:
+            raise
         raise WorkerStartError(str(error)) from error
 
 
