@@ -54,11 +54,13 @@ class RunningWorker:
 
 
 @contextmanager
-def running_worker(settings: WorkerSettings) -> Iterator[RunningWorker]:
+def running_worker(
+    settings: WorkerSettings, python: str | Path = sys.executable
+) -> Iterator[RunningWorker]:
     """Run a worker; afterwards it must have ended with status 0 and without a stack trace."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "sidecar.worker", "--json", msgspec.json.encode(settings)],
+            [python, "-m", "sidecar.worker", "--json", msgspec.json.encode(settings)],
             cwd=_ROOT,
             stdout=subprocess.PIPE,
             stderr=log,
