@@ -21,6 +21,10 @@ import zmq.asyncio
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
+END_SEQUENCE = 2**64 - 1
+IDLE_MS = 200
+REPLAY_MS = 1000
+
 Page = tuple[int, ...]
 """Its token ids."""
 
@@ -69,11 +73,19 @@ class PageLog:
     _names: dict[tuple[object, Page], object] = field(default_factory=dict)
     _copies: defaultdict[object, _Copies] = field(default_factory=lambda: defaultdict(_Copies))
     _next: int | None = None
+    is_dead: bool = False
+
+    def missed_before(self, sequence: int) -> range:
+        """Return the batches that come before ``sequence`` and were not taken."""
+        is_new_life = self.is_dead or self._next is None or sequence < self._next
+        return range(0 if is_new_life else self._next or 0, sequence)
 
     def feed(self, sequence: int, payload: bytes) -> None:
         """Take one batch."""
-        if self._next is None or sequence < self._next:
+        if self.is_dead or self._next is None or sequence < self._next:
+            assert sequence == 0, f"batches 0 to {sequence} are lost"
             self.lives += 1
+            self.is_dead = False
         else:
             assert sequence == self._next, f"batches {self._next} to {sequence} are lost"
         self._next = sequence + 1
@@ -103,7 +115,8 @@ class PageLog:
             copies.clear(told_s)
 
     def forget(self) -> None:
-        """Note that the engine is dead: now it holds nothing."""
+        """Note that the engine is dead: now it holds nothing, and its next life counts from 0."""
+        self.is_dead = True
         self._clear(time.time())
 
     @property
@@ -133,9 +146,26 @@ class PageLog:
             yield self._copies[parent]
 
 
+async def replayed(context: zmq.asyncio.Context, port: int, start: int) -> dict[int, bytes]:
+    """Return the batches from ``start`` on that an engine kept; none if it does not answer."""
+    batches: dict[int, bytes] = {}
+    with context.socket(zmq.DEALER) as socket:
+        socket.connect(f"tcp://127.0.0.1:{port}")
+        await socket.send_multipart([b"", start.to_bytes(8, "big")])
+        while await socket.poll(REPLAY_MS):
+            *_, number, payload = await socket.recv_multipart()
+            if int.from_bytes(number, "big") == END_SEQUENCE:
+                break
+            batches[int.from_bytes(number, "big")] = payload
+    return batches
+
+
 @contextlib.asynccontextmanager
-async def following(events_port: int) -> AsyncIterator[PageLog]:
-    """Read the events of the engine that publishes there, over all its restarts."""
+async def following(events_port: int, replay_port: int) -> AsyncIterator[PageLog]:
+    """Read the events of the engine that publishes there, over all its restarts.
+
+    What a new life told before this subscriber was back is asked for again.
+    """
     log = PageLog()
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.SUB)
@@ -144,9 +174,29 @@ async def following(events_port: int) -> AsyncIterator[PageLog]:
     socket.connect(f"tcp://127.0.0.1:{events_port}")
 
     async def read() -> None:
+        asked_to = 0
+        is_live = False
         while True:
+            is_live = is_live and not log.is_dead
+            if not await socket.poll(IDLE_MS):
+                if not is_live:  # not connected to the new life yet
+                    start = 0 if log.is_dead else asked_to
+                    for number, payload in (await replayed(context, replay_port, start)).items():
+                        log.feed(number, payload)
+                        asked_to = number + 1
+                continue
+            is_live = True
             _, sequence, payload = await socket.recv_multipart()
-            log.feed(int.from_bytes(sequence, "big"), payload)
+            number = int.from_bytes(sequence, "big")
+            if not log.is_dead and number < asked_to:
+                continue  # a replay brought it already
+            missed = log.missed_before(number)
+            if missed:
+                kept = await replayed(context, replay_port, missed.start)
+                for each in missed:
+                    log.feed(each, kept[each])
+            log.feed(number, payload)
+            asked_to = number + 1 if missed else asked_to
 
     reading = asyncio.create_task(read())
     try:

@@ -95,7 +95,9 @@ async def open_stand(folder: Path, command: Command, model: Path) -> AsyncIterat
         for name in ("v0", "v1"):
             engines.add(name)
         logs = {
-            engine.name: await stack.enter_async_context(following(engine.events_port))
+            engine.name: await stack.enter_async_context(
+                following(engine.events_port, engine.replay_port)
+            )
             for engine in engines.engines
         }
         for engine in engines.engines:
