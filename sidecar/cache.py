@@ -104,7 +104,8 @@ class PagedCache:
         table.epoch = self._epoch
         self._count_hits(shared)
         if self.exchange is not None:
-            self._reused.update(table.chain[:held_pages])
+            if self.exchange.tiers.demote_rule == "reused":
+                self._reused.update(table.chain[:held_pages])
             self._fetch(self.exchange, table, limit_pages, has_peer=has_peer)
         self._take(table, self.pages_for(table.total_tokens) - len(table.pages), "create")
         if any(each.source != "host" for each in table.incoming):
@@ -132,7 +133,7 @@ class PagedCache:
             (target,) = self._taken(table, 1, "append", table.place.tenant)
             table.pages[written] = target
             self._copies.append((source, target))
-            self.pool.release((source,), table.request, "copied")
+            self.pool.replace(source, target, table.request)
         self._take(table, wanted_pages, "append")
         return True
 

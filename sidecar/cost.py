@@ -31,15 +31,6 @@ class MeasuredCosts:
         self._cost = prior
         self._steps = 0
 
-    @property
-    def cost(self) -> StepCost:
-        """The step model as learned so far."""
-        return self._cost
-
-    def link(self, source: SourceName) -> TransferModel:
-        """Return what is known about fetching from ``source``."""
-        return self._links[source]
-
     def fetch_ms(self, source: SourceName, pages: int) -> float:
         """See ``tiers.Costs``."""
         if not pages:

@@ -34,7 +34,7 @@ from sidecar.pagechange import PageChange
 from sidecar.pool import PoolError
 from sidecar.runner import Batch, Draw, Load, Runner, Save, Slot, prompt_key
 from sidecar.scheduler import Scheduler
-from sidecar.scope import Scopes
+from sidecar.scope import Place, Scopes
 from sidecar.step import Phase
 from sidecar.stop import StopFilter
 from state.prefix import TOKEN_BYTES
@@ -116,17 +116,17 @@ class Engine:
         """
         if self.is_halted:
             raise EngineHaltedError
-        prompt = generation.packed_prompt
+        prompt, mover = generation.packed_prompt, self.parts.mover
         prompt_tokens = len(prompt) // TOKEN_BYTES
-        table = self._table(generation, parent)
-        tenant = table.place.tenant
-        output_tokens = self._output_limit(generation, prompt_tokens, tenant)
-        self.scheduler.check_fits(prompt_tokens, output_tokens, tenant)
+        place = self._place(generation, parent)
+        output_tokens = self._output_limit(generation, prompt_tokens, place.tenant)
+        # Before the prompt is hashed: what never fits is to cost nothing.
+        self.scheduler.check_fits(prompt_tokens, output_tokens, place.tenant)
         sequence = self.scheduler.submit(
-            table,
+            self._table(generation, place, parent),
             output_tokens,
             parent=None if parent is None else parent.sequence,
-            has_peer=generation.kv_source is not None and self.parts.mover is not None,
+            has_peer=mover is not None and mover.may_ask(generation.kv_source),
         )
         ticket = Ticket(
             generation,
@@ -368,13 +368,17 @@ class Engine:
         if changes:
             self.parts.publish(changes)
 
-    def _table(self, generation: Generation, parent: Ticket | None) -> BlockTable:
+    def _place(self, generation: Generation, parent: Ticket | None) -> Place:
+        if parent is not None:
+            return parent.sequence.table.place
+        return self.parts.scopes.place(generation.packed_prompt, generation.salt)
+
+    def _table(self, generation: Generation, place: Place, parent: Ticket | None) -> BlockTable:
         cache, prompt = self.scheduler.cache, generation.packed_prompt
         self._requests += 1
         request = generation.request_id or f"request-{self._requests}"
         if parent is not None:  # hashed once, however many answers are asked for
             return cache.open_like(parent.sequence.table, len(prompt) // TOKEN_BYTES, request)
-        place = self.parts.scopes.place(prompt, generation.salt)
         return cache.open_table(prompt, place, generation.salt, request)
 
     def _output_limit(self, generation: Generation, prompt_tokens: int, tenant: str) -> int:

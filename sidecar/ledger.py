@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sidecar.journal import PageRecord
     from sidecar.pool import PagePool
 
+_LEAVES: Final = frozenset({"release", "copy"})
 _TAKES: Final = frozenset({"create", "append", "reserve", "share"})
 COUNT_EVERY_STEPS: Final = 256
 
@@ -46,7 +47,7 @@ class PageLedger:
                 for page in transition.pages:
                     holders = self._holders.setdefault((transition.tier, page), {})
                     holders[holder] = holders.get(holder, 0) + 1
-            elif transition.op == "release":
+            elif transition.op in _LEAVES:
                 for page in transition.pages:
                     self._drop(transition.tier, page, holder)
         if self._log is not None:

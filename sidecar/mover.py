@@ -121,6 +121,10 @@ class Mover:
                 self.counts["disk"].dropped += 1
         self._wake.set()
 
+    def may_ask(self, source: str | None) -> bool:
+        """Return whether pages may be fetched from the worker at ``source``."""
+        return source is not None and self._peers is not None and self._peers.is_allowed(source)
+
     async def fetch(self, table: BlockTable, source: str | None) -> list[bytes | None]:
         """Return the content for ``table.incoming``, in order; None from the first that fails on.
 

@@ -222,6 +222,15 @@ class PagePool:
         self._note("release", pages, holder, why=why)
         self._check_conservation()
 
+    def replace(self, source: PageId, target: PageId, holder: str | None = None) -> None:
+        """Let a holder of the shared ``source`` go on with ``target``, its own copy of it."""
+        if self._references[source] < 2 or self._references[target] != 1:  # noqa: PLR2004 - shared
+            message = f"page {source} is not shared, or {target} is"
+            raise PoolError(message)
+        self._references[source] -= 1
+        self._move(target, USED)
+        self._note("copy", (source,), holder, targets=(target,))
+
     def pin(self, pages: Iterable[PageId], until_s: float) -> None:
         """Protect indexed ``pages`` from eviction until ``until_s``; never shortens a pin."""
         pinned = [page for page in pages if self._is_indexed[page]]
@@ -285,12 +294,7 @@ class PagePool:
         return {
             tenant: dict(zip(STATES[1:], counts[1:], strict=True))
             for tenant, counts in self._by_tenant.items()
-            if any(counts)
         }
-
-    def owned_pages(self, tenant: str) -> int:
-        """Return the pages that ``tenant`` owns in any state."""
-        return self._owned.get(tenant, 0)
 
     def largest_free_run_pages(self) -> int:
         """Return the longest run of neighbouring free pages. Costs O(total pages)."""
@@ -321,16 +325,13 @@ class PagePool:
         for page in map(PageId, range(self.total_pages)):
             state = self._state[page]
             counts[state] += 1
-            is_right = {
-                FREE: page in free,
-                EVICTABLE: bool(self._is_indexed[page]) and page not in self._pinned_until_s,
-                PINNED: bool(self._is_indexed[page]) and page in self._pinned_until_s,
-            }.get(state, True)
             is_held = state in (ALLOCATED, USED, RESERVED)
+            is_kept = state in (EVICTABLE, PINNED)
             if (
-                not is_right
+                (page in free) != (state == FREE)
                 or is_held != (self._references[page] > 0)
-                or (page in free) != (state == FREE)
+                or (is_kept and not self._is_indexed[page])
+                or (is_kept and (page in self._pinned_until_s) != (state == PINNED))
             ):
                 message = f"page {page} is {STATES[state]} with {self._references[page]} references"
                 raise PoolError(message)
@@ -378,13 +379,20 @@ class PagePool:
         *,
         why: str | None = None,
         tenant: str | None = None,
+        targets: Sequence[PageId] = (),
     ) -> None:
-        if self._journal is not None and (pages or op == "clear"):
-            self._journal(
-                Transition(
-                    op=op, tier=self.tier, pages=list(pages), request=holder, why=why, tenant=tenant
-                )
-            )
+        if self._journal is None or not (pages or op == "clear"):
+            return
+        transition = Transition(
+            op=op,
+            tier=self.tier,
+            pages=list(pages),
+            targets=list(targets),
+            request=holder,
+            why=why,
+            tenant=tenant,
+        )
+        self._journal(transition)
 
     def _check_conservation(self) -> None:
         if sum(self._counts) != self.total_pages or self._counts[FREE] != len(self._free):

@@ -20,7 +20,6 @@ from state.model import BlockId
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sidecar.journal import TierName
     from sidecar.tier import Dropped, LowerTier
 
 SourceName = Literal["host", "disk", "peer"]
@@ -201,8 +200,3 @@ class Tiers:
             if total_ms < best_ms:
                 best, best_ms = count, total_ms
         return best
-
-
-def tier_name(source: SourceName) -> TierName | None:
-    """Return the tier of this worker that ``source`` is, None for another worker."""
-    return None if source == "peer" else source

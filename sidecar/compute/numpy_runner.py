@@ -6,22 +6,21 @@ awaited the first has gone.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from sidecar.compute.numpy_forward import Forward, KvCache, Segment
-from sidecar.compute.sampler import sample
-from sidecar.runner import Outcome, RunnerError
+from sidecar.compute.sampler import sample_slots
+from sidecar.compute.thread import StepThread, expect_counts, expect_moves, expect_pages, refuse
+from sidecar.runner import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from sidecar.compute.weights import Weights
     from sidecar.pool import PageId
     from sidecar.runner import Batch, Sampled, Slot
-
-Result = TypeVar("Result")
 
 
 class NumpyRunner:
@@ -49,22 +46,14 @@ class NumpyRunner:
         max_tokens: int,
         threads: int | None = None,
     ) -> None:
-        for name, count in (
-            ("pages", pages),
-            ("page_tokens", page_tokens),
-            ("max_tokens", max_tokens),
-        ):
-            if count < 1:
-                message = f"{name}: expected at least 1, got {count}"
-                raise ValueError(message)
+        expect_counts(pages=pages, page_tokens=page_tokens, max_tokens=max_tokens)
         if threads is not None:
             limit_blas_threads(threads)
         self._config = config
         self._max_tokens = max_tokens
         self._forward = Forward(config, weights, max_tokens)
         self._cache = KvCache(config, pages, page_tokens)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="numpy-runner")
-        self._is_closed = False
+        self._thread = StepThread("numpy-runner")
 
     @property
     def page_bytes(self) -> int:
@@ -83,23 +72,16 @@ class NumpyRunner:
 
     async def run(self, batch: Batch) -> Outcome:
         """See ``Runner``. Raises RunnerError for a batch that names what is not there."""
-        return await self._in_thread(lambda: self._run(batch))
+        return await self._thread.run(lambda: self._run(batch))
 
     async def read(self, pages: tuple[PageId, ...]) -> list[bytes]:
         """See ``Runner``."""
-        self._check_pages(pages)
-        return await self._in_thread(lambda: [self._bytes(page).tobytes() for page in pages])
+        expect_pages(pages, len(self._cache.content))
+        return await self._thread.run(lambda: [self._bytes(page).tobytes() for page in pages])
 
     def close(self) -> None:
         """See ``Runner``. Waits for the step under way."""
-        self._is_closed = True
-        self._thread.shutdown(wait=True, cancel_futures=True)
-
-    async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        if self._is_closed:
-            message = "the runner is closed"
-            raise RunnerError(message)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        self._thread.close()
 
     def _run(self, batch: Batch) -> Outcome:
         segments = [self._segment(slot) for slot in batch.slots]
@@ -129,14 +111,8 @@ class NumpyRunner:
         rows = self._forward.hidden(segments, self._cache)
         ends = np.cumsum([len(segment.tokens) for segment in segments])
         drawing = [place for place, slot in enumerate(slots) if slot.draws]
-        logits = iter(self._forward.logits(rows[ends[drawing] - 1]))
-        return tuple(self._sampled(slot, next(logits)) if slot.draws else () for slot in slots)
-
-    def _sampled(self, slot: Slot, logits: NDArray[np.float32]) -> tuple[Sampled, ...]:
-        end_ids, suppressed = self._config.eos_token_ids, self._config.suppressed_token_ids
-        return tuple(
-            sample(logits, draw, end_ids=end_ids, suppressed=suppressed) for draw in slot.draws
-        )
+        logits = self._forward.logits(rows[ends[drawing] - 1])
+        return sample_slots(slots, logits, self._config)
 
     def _bytes(self, page: PageId) -> NDArray[np.uint8]:
         content: NDArray[np.uint8] = self._cache.content[page].reshape(-1).view(np.uint8)
@@ -145,37 +121,25 @@ class NumpyRunner:
     def _segment(self, slot: Slot) -> Segment:
         """Return the slot's tokens, checked; raises RunnerError."""
         if not slot.packed_tokens or len(slot.packed_tokens) % 4:
-            _refuse(f"packed_tokens: expected whole tokens, got {len(slot.packed_tokens)} bytes")
+            refuse(f"packed_tokens: expected whole tokens, got {len(slot.packed_tokens)} bytes")
         tokens = np.frombuffer(slot.packed_tokens, dtype="<u4").astype(np.int64)
         if tokens.max() >= self._config.vocabulary_size:
             expected = f"ids below {self._config.vocabulary_size}"
-            _refuse(f"packed_tokens: expected {expected}, got {tokens.max()}")
+            refuse(f"packed_tokens: expected {expected}, got {tokens.max()}")
         positions_count = slot.context_tokens + len(tokens)
         if slot.context_tokens < 0 or positions_count > self._config.max_position_tokens:
             expected = f"at most {self._config.max_position_tokens} positions"
-            _refuse(f"context_tokens: expected {expected}, got {positions_count}")
+            refuse(f"context_tokens: expected {expected}, got {positions_count}")
         if len(slot.pages) * self._cache.page_tokens < positions_count:
-            _refuse(f"pages: expected room for {positions_count} tokens, got {len(slot.pages)}")
-        self._check_pages(slot.pages)
+            refuse(f"pages: expected room for {positions_count} tokens, got {len(slot.pages)}")
+        expect_pages(slot.pages, len(self._cache.content))
         return Segment(tokens, slot.context_tokens, np.array(slot.pages, dtype=np.int64))
 
     def _check(self, batch: Batch) -> None:
         tokens = sum(len(slot.packed_tokens) // 4 for slot in batch.slots)
         if tokens > self._max_tokens:
-            _refuse(f"slots: expected at most {self._max_tokens} tokens, got {tokens}")
-        self._check_pages([save.page for save in batch.saves])
-        self._check_pages([load.page for load in batch.loads])
-        self._check_pages([page for copy in batch.copies for page in copy])
-        buffers = [save.target for save in batch.saves]
-        for buffer in (*buffers, *(memoryview(load.content) for load in batch.loads)):
-            if buffer.nbytes != self.content_bytes:
-                _refuse(f"content: expected {self.content_bytes} bytes, got {buffer.nbytes}")
-
-    def _check_pages(self, pages: Sequence[PageId]) -> None:
-        total = len(self._cache.content)
-        for page in pages:
-            if not 0 <= page < total:
-                _refuse(f"page: expected one of {total}, got {page}")
+            refuse(f"slots: expected at most {self._max_tokens} tokens, got {tokens}")
+        expect_moves(batch, len(self._cache.content), self.content_bytes)
 
 
 def limit_blas_threads(threads: int) -> bool:
@@ -187,7 +151,3 @@ def limit_blas_threads(threads: int) -> bool:
     ]
     told = [setter(ctypes.c_int(threads)) for setter in setters if setter is not None]
     return bool(told)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise RunnerError(message)

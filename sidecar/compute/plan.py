@@ -10,13 +10,14 @@ whatever else is computed beside it. Arrays only: no arithmetic of a model, no t
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from sidecar.runner import RunnerError, Slot
+from sidecar.compute.thread import refuse
+from sidecar.runner import Slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -177,17 +178,17 @@ def _spans(slots: Sequence[Slot], shape: StepShape) -> list[_Span]:
         count, rest = divmod(len(slot.packed_tokens), TOKEN_BYTES)
         end = slot.context_tokens + count
         if rest or not count:
-            _refuse(f"packed_tokens: expected whole tokens, got {len(slot.packed_tokens)} bytes")
+            refuse(f"packed_tokens: expected whole tokens, got {len(slot.packed_tokens)} bytes")
         if slot.context_tokens < 0 or end > shape.max_positions:
-            _refuse(f"context_tokens: expected at most {shape.max_positions} positions, got {end}")
+            refuse(f"context_tokens: expected at most {shape.max_positions} positions, got {end}")
         if end > len(slot.pages) * shape.page_tokens:
-            _refuse(f"pages: expected room for {end} tokens, got {len(slot.pages)} pages")
+            refuse(f"pages: expected room for {end} tokens, got {len(slot.pages)} pages")
         if not all(0 <= page < shape.pages for page in slot.pages):
-            _refuse(f"pages: expected numbers below {shape.pages}, got {slot.pages}")
+            refuse(f"pages: expected numbers below {shape.pages}, got {slot.pages}")
         spans.append(_Span(row, count, slot.context_tokens, slot.pages))
         row += count
     if row > shape.max_tokens:
-        _refuse(f"slots: expected at most {shape.max_tokens} tokens, got {row}")
+        refuse(f"slots: expected at most {shape.max_tokens} tokens, got {row}")
     return spans
 
 
@@ -249,7 +250,7 @@ def _plan(
 ) -> StepPlan:
     new = np.frombuffer(b"".join(slot.packed_tokens for slot in slots), dtype="<u4")
     if new.max() >= shape.vocabulary_size:
-        _refuse(f"packed_tokens: expected ids below {shape.vocabulary_size}, got {new.max()}")
+        refuse(f"packed_tokens: expected ids below {shape.vocabulary_size}, got {new.max()}")
     rows = padded_rows(len(new), shape.row_counts)
     positions = np.concatenate([span.first_position + np.arange(span.count) for span in spans])
     pages = np.concatenate([_new_pages(span, shape) for span in spans])
@@ -295,7 +296,3 @@ def _kv_rows(pages: Indices, offsets: Indices, shape: StepShape) -> Indices:
     by_kind = (kind + pages[:, None, None]) * shape.kv_heads + np.arange(shape.kv_heads)
     rows: Indices = by_kind * shape.page_tokens + offsets[:, None, None]
     return rows.reshape(-1)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise RunnerError(message)

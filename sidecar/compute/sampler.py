@@ -14,14 +14,33 @@ import numpy as np
 from sidecar.runner import Sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from sidecar.runner import Draw
+    from sidecar.compute.model import ModelConfig
+    from sidecar.runner import Draw, Slot
 
 _MASK_64: Final = (1 << 64) - 1
 _UNIFORM_BITS: Final = 53
+
+
+def sample_slots(
+    slots: Sequence[Slot], logits: Iterable[NDArray[np.float32]], config: ModelConfig
+) -> tuple[tuple[Sampled, ...], ...]:
+    """Return a token for each draw of each slot; ``logits`` has a row for each slot with draws."""
+    end_ids, suppressed = config.eos_token_ids, config.suppressed_token_ids
+    rows = iter(logits)
+    return tuple(
+        tuple(
+            sample(row, draw, end_ids=end_ids, suppressed=suppressed)
+            for row in [next(rows)]
+            for draw in slot.draws
+        )
+        if slot.draws
+        else ()
+        for slot in slots
+    )
 
 
 def sample(

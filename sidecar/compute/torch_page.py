@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sidecar.compute.thread import expect_moves, expect_pages
 from sidecar.compute.torch_package import torch
-from sidecar.runner import RunnerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,25 +39,11 @@ class Pages:
 
     def check(self, batch: Batch) -> None:
         """Raise RunnerError if ``batch`` names a page that is not there or a wrong buffer."""
-        self._check_pages([save.page for save in batch.saves])
-        self._check_pages([load.page for load in batch.loads])
-        self._check_pages([page for copy in batch.copies for page in copy])
-        buffers = [save.target for save in batch.saves]
-        buffers += [memoryview(load.content) for load in batch.loads]
-        for buffer in buffers:
-            if buffer.nbytes != self.content_bytes:
-                message = f"content: expected {self.content_bytes} bytes, got {buffer.nbytes}"
-                raise RunnerError(message)
-
-    def _check_pages(self, pages: Sequence[PageId]) -> None:
-        for page in pages:
-            if not 0 <= page < self._pages:
-                message = f"page: expected one of {self._pages}, got {page}"
-                raise RunnerError(message)
+        expect_moves(batch, self._pages, self.content_bytes)
 
     def read(self, pages: Sequence[PageId]) -> list[bytes]:
         """Return the content of ``pages``; raises RunnerError."""
-        self._check_pages(pages)
+        expect_pages(pages, self._pages)
         return [content.tobytes() for content in self._host_copies(pages)]
 
     def save(self, saves: Sequence[Save]) -> None:

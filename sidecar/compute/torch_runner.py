@@ -6,26 +6,25 @@ products give every row the same bits; with ``is_invariant=False`` it takes them
 
 from __future__ import annotations
 
-import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from sidecar.compute.numpy_forward import PositionTable
 from sidecar.compute.plan import StepShape, plan_decode, plan_step
-from sidecar.compute.sampler import sample
+from sidecar.compute.sampler import sample_slots
+from sidecar.compute.thread import StepThread, expect_counts
 from sidecar.compute.torch_attention import KvCache, proven_query_counts
 from sidecar.compute.torch_forward import Forward, device_step
 from sidecar.compute.torch_graph import CudaRecorder, DecodeGraphs
 from sidecar.compute.torch_linear import common_counts
 from sidecar.compute.torch_package import torch
 from sidecar.compute.torch_page import Pages
-from sidecar.runner import Outcome, RunnerError
+from sidecar.runner import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -35,9 +34,8 @@ if TYPE_CHECKING:
     from sidecar.compute.torch_graph import Recorder
     from sidecar.compute.weights import Weights
     from sidecar.pool import PageId
-    from sidecar.runner import Batch, Sampled, Slot
+    from sidecar.runner import Batch, Slot
 
-Result = TypeVar("Result")
 Tensor = Any
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
@@ -65,15 +63,7 @@ class TorchRunner:
         is_invariant: bool = True,
         recorder: Recorder | None = None,
     ) -> None:
-        for name, count in (
-            ("pages", pages),
-            ("page_tokens", page_tokens),
-            ("max_tokens", max_tokens),
-            ("threads", threads),
-        ):
-            if count is not None and count < 1:
-                message = f"{name}: expected at least 1, got {count}"
-                raise ValueError(message)
+        expect_counts(pages=pages, page_tokens=page_tokens, max_tokens=max_tokens, threads=threads)
         if dtype not in DTYPES:
             message = f"dtype: expected one of {', '.join(DTYPES)}, got {dtype}"
             raise ValueError(message)
@@ -94,10 +84,9 @@ class TorchRunner:
         if recorder is None and self._device.type == "cuda":
             self._recorder = CudaRecorder()
         self._positions = PositionTable(config.rope, config.head_width)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch-runner")
-        self._is_closed = False
+        self._thread = StepThread("torch-runner")
         try:
-            self._thread.submit(self._open, weights, is_invariant=is_invariant).result()
+            self._thread.run_now(lambda: self._open(weights, is_invariant=is_invariant))
         except BaseException:
             self.close()
             raise
@@ -139,22 +128,15 @@ class TorchRunner:
 
     async def run(self, batch: Batch) -> Outcome:
         """See ``Runner``. Raises RunnerError for a batch that names what is not there."""
-        return await self._in_thread(lambda: self._run(batch))
+        return await self._thread.run(lambda: self._run(batch))
 
     async def read(self, pages: tuple[PageId, ...]) -> list[bytes]:
         """See ``Runner``."""
-        return await self._in_thread(lambda: self._pages.read(pages))
+        return await self._thread.run(lambda: self._pages.read(pages))
 
     def close(self) -> None:
         """See ``Runner``. Waits for the step under way."""
-        self._is_closed = True
-        self._thread.shutdown(wait=True, cancel_futures=True)
-
-    async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        if self._is_closed:
-            message = "the runner is closed"
-            raise RunnerError(message)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        self._thread.close()
 
     def _run(self, batch: Batch) -> Outcome:
         with torch.inference_mode():
@@ -166,7 +148,8 @@ class TorchRunner:
             self._pages.load(batch.loads)
             loaded_s = time.perf_counter()
             self._pages.copy(batch.copies)
-            samples = self._sampled(batch.slots, self._logits(*planned)) if planned else ()
+            logits = self._logits(*planned) if planned else ()
+            samples = sample_slots(batch.slots, logits, self._config)
             return Outcome(
                 samples=samples,
                 save_s=saved_s - began_s,
@@ -185,22 +168,6 @@ class TorchRunner:
         logits = self._graphs.run(step) if self._graphs and is_recorded else self._forward(step)
         rows: NDArray[np.float32] = logits[: plan.output_count].float().cpu().numpy()
         return rows
-
-    def _sampled(
-        self, slots: Sequence[Slot], logits: NDArray[np.float32]
-    ) -> tuple[tuple[Sampled, ...], ...]:
-        end_ids, suppressed = self._config.eos_token_ids, self._config.suppressed_token_ids
-        rows = iter(logits)
-        return tuple(
-            tuple(
-                sample(row, draw, end_ids=end_ids, suppressed=suppressed)
-                for row in [next(rows)]
-                for draw in slot.draws
-            )
-            if slot.draws
-            else ()
-            for slot in slots
-        )
 
 
 def chosen_device(name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +16,8 @@ from support.engine_rig import Asked, EngineRig, greedy
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sidecar.table import BlockTable
 
 ONE = list(range(100, 113))
 TWO = list(range(200, 209))
@@ -285,6 +287,25 @@ async def test_what_never_fits_is_refused_and_leaves_nothing(tmp_path: Path) -> 
         assert (await rig.answer(range(16), 1)).tokens == greedy(range(16), 1)
         await rig.engine.drained()
     assert rig.proven().ended_requests == {"done": 1}
+
+
+async def test_what_never_fits_is_refused_before_it_is_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = EngineRig(tmp_path, pages=4)
+    hashed: list[bytes] = []
+    open_table = rig.cache.open_table
+
+    def noted(packed: bytes, *more: Any) -> BlockTable:
+        hashed.append(packed)
+        return open_table(packed, *more)
+
+    monkeypatch.setattr(rig.cache, "open_table", noted)
+    with pytest.raises(NeverFitsError):
+        rig.ask(range(100), 2)
+    assert not hashed
+    rig.ask(range(8), 2)
+    assert len(hashed) == 1
 
 
 async def test_a_reset_in_the_middle_of_a_step_is_announced_and_changes_no_answer(

@@ -145,3 +145,28 @@ async def test_what_the_disk_got_is_told_while_nobody_asks(tmp_path: Path) -> No
             each for each in rig.changes if isinstance(each, PagesStored) and each.tier == "disk"
         ]
         assert len(told) == len(rig.tier("disk")) > 0
+
+
+class Listed:
+    """Peers of which some may be asked."""
+
+    def __init__(self, *sources: str) -> None:
+        self._sources = sources
+
+    def is_allowed(self, source: str) -> bool:
+        return source in self._sources
+
+
+@pytest.mark.parametrize("source", ["http://127.0.0.1:1", "http://127.0.0.1:2", None])
+async def test_only_a_source_that_may_be_asked_is_waited_for(
+    tmp_path: Path, source: str | None
+) -> None:
+    rig = EngineRig(tmp_path, host_slots=4)
+    assert rig.mover is not None
+    rig.mover._peers = Listed("http://127.0.0.1:1")  # type: ignore[assignment]
+    fetch = SlowFetch(rig, "nothing")
+    fetch.gate.set()
+    async with rig.running():
+        asked = await rig.answer(ONE, 4, kv_source=source)
+        assert asked.tokens == greedy(ONE, 4)
+    assert fetch.began.is_set() is (source == "http://127.0.0.1:1")

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from sidecar.pool import PageId, PagePool, PoolError
+
+if TYPE_CHECKING:
+    from sidecar.journal import Transition
 
 
 def _conserved(pool: PagePool) -> tuple[int, int, int]:
@@ -106,3 +111,19 @@ def test_a_lost_page_is_noticed_at_the_next_change() -> None:
 def test_a_pool_has_at_least_one_page() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         PagePool(0)
+
+
+def test_a_holder_of_a_shared_page_goes_on_with_its_own_copy() -> None:
+    told: list[Transition] = []
+    pool = PagePool(3, journal=told.append)
+    [source] = pool.take(1, holder="a").pages
+    pool.fill((source,))
+    pool.share((source,), "b")
+    [target] = pool.take(1, holder="b", how="append").pages
+    pool.replace(source, target, "b")
+    assert (pool.references(source), pool.references(target)) == (1, 1)
+    assert pool.states()["used"] == 2
+    assert (told[-1].op, told[-1].pages, told[-1].targets) == ("copy", [source], [target])
+    with pytest.raises(PoolError, match="not shared"):
+        pool.replace(source, target, "b")
+    pool.audit()
