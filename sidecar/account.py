@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from sidecar.bandwidth import FIRST_FIT
 from sidecar.report import KvReport, PeerReport, TierReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sidecar.bandwidth import TransferModel
     from sidecar.mover import Mover
     from sidecar.pool import PagePool
     from sidecar.scheduler import Scheduler
@@ -47,7 +49,15 @@ def _peer_report(mover: Mover, page_bytes: int) -> PeerReport:
         moved_out_bytes=counts.moved_out_pages * page_bytes,
         saved_ms=counts.saved_ms,
         spent_ms=counts.spent_ms,
+        **_speed(mover.link("peer")),
     )
+
+
+def _speed(link: TransferModel) -> dict[str, Any]:
+    """Return latency and rate, once they are more than assumed."""
+    if link.observations < FIRST_FIT:
+        return {}
+    return {"latency_ms": link.latency_ms, "bytes_per_s": link.bytes_per_s}
 
 
 def _lower_report(tier: LowerTier, page_bytes: int, mover: Mover) -> TierReport:
@@ -61,6 +71,7 @@ def _lower_report(tier: LowerTier, page_bytes: int, mover: Mover) -> TierReport:
         moved_in_bytes=counts.moved_in_pages * page_bytes,
         moved_out_bytes=counts.moved_out_pages * page_bytes,
         spent_ms=counts.spent_ms,
+        **_speed(mover.link("host" if tier.name == "host" else "disk")),
         dropped=counts.dropped + tier.dropped,
     )
 

@@ -31,6 +31,10 @@ class MeasuredCosts:
         self._cost = prior
         self._steps = 0
 
+    def link(self, source: SourceName) -> TransferModel:
+        """Return what is known about fetching from ``source``."""
+        return self._links[source]
+
     def fetch_ms(self, source: SourceName, pages: int) -> float:
         """See ``tiers.Costs``."""
         if not pages:

@@ -117,12 +117,11 @@ class Exchange:
             self.tiers.host.give_back(slots, table.request or "")
         table.incoming, table.arrivals = [], []
 
-    def copy(self, source: PageId, target: PageId) -> None:
-        """Copy a page within the device in the next step."""
-        self._moves.copies.append((source, target))
-
     def let_go(self, page: PageId, key: BlockId, facts: PageFacts, *, was_reused: bool) -> None:
         """Move the last copy of ``key`` down, if there is room and a reason."""
+        disk = self.tiers.disk
+        if disk is not None and disk.announce(key, facts):  # it was there before the worker
+            self.note_stored("disk", key, facts)
         demotion, dropped = self.tiers.demote(page, key, facts, was_reused=was_reused)
         self.note_dropped("host", dropped)
         if demotion is None or self.tiers.host is None:

@@ -80,6 +80,13 @@ def render_kv(report: KvReport, refused_sources: int) -> str:
         ),
         ("saved_ms_total", "counter", "Prefill not computed.", _each(sources, _saved_ms)),
         ("spent_ms_total", "counter", "Time of moving pages.", _each(sources, _spent_ms)),
+        ("latency_ms", "gauge", "Measured latency of a fetch.", _known(sources, _latency_ms)),
+        (
+            "bytes_per_second",
+            "gauge",
+            "Measured rate of fetches.",
+            _known(sources, _bytes_per_s),
+        ),
         (
             "largest_free_run_pages",
             "gauge",
@@ -143,7 +150,27 @@ def _as_tier(peers: PeerReport) -> TierReport:
         hits=peers.hits,
         saved_ms=peers.saved_ms,
         spent_ms=peers.spent_ms,
+        latency_ms=peers.latency_ms,
+        bytes_per_s=peers.bytes_per_s,
     )
+
+
+def _latency_ms(tier: TierReport) -> float | None:
+    return tier.latency_ms
+
+
+def _bytes_per_s(tier: TierReport) -> float | None:
+    return tier.bytes_per_s
+
+
+def _known(
+    tiers: Iterable[TierReport], value: Callable[[TierReport], float | None]
+) -> Iterator[Sample]:
+    """Yield the values that there are: what was not measured has no row."""
+    for tier in tiers:
+        found = value(tier)
+        if found is not None:
+            yield {"tier": tier.tier}, found
 
 
 def _moves(tiers: list[TierReport], peers: PeerReport | None) -> Iterator[Sample]:

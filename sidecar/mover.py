@@ -24,6 +24,7 @@ from state.model import BlockId
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sidecar.bandwidth import TransferModel
     from sidecar.cost import MeasuredCosts
     from sidecar.exchange import Exchange
     from sidecar.peer import Peers
@@ -85,6 +86,10 @@ class Mover:
         self._waiting: deque[Demotion] = deque()
         self._wake = asyncio.Event()
         self._is_disk_failing = False
+
+    def link(self, source: SourceName) -> TransferModel:
+        """Return the latency and rate of fetches from ``source`` as measured so far."""
+        return self._costs.link(source)
 
     def batch(self, moves: Moves) -> tuple[tuple[Save, ...], tuple[Load, ...]]:
         """Return what the runner copies for ``moves``."""

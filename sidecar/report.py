@@ -18,6 +18,8 @@ class TierReport(Struct, frozen=True, kw_only=True):
     ``saved_ms`` is the prefill that was not computed, ``spent_ms`` what moving the pages took.
     ``dropped`` counts pages that were not taken in, because there was no room or time.
     ``fragmentation`` is 1 - largest free run / free pages, 0 where nothing is free.
+    ``latency_ms`` and ``bytes_per_s`` are what a fetch from here takes, as measured; None for the
+    device, and until something was fetched three times.
     """
 
     tier: str
@@ -27,6 +29,8 @@ class TierReport(Struct, frozen=True, kw_only=True):
     tenants: dict[str, dict[str, int]] = field(default_factory=dict)
     largest_free_run_pages: int = 0
     fragmentation: float = 0.0
+    latency_ms: float | None = None
+    bytes_per_s: float | None = None
     hits: int = 0
     hit_pages: int = 0
     moved_in_bytes: int = 0
@@ -44,6 +48,8 @@ class PeerReport(Struct, frozen=True, kw_only=True):
     moved_out_bytes: int = 0
     saved_ms: float = 0.0
     spent_ms: float = 0.0
+    latency_ms: float | None = None
+    bytes_per_s: float | None = None
 
 
 class KvReport(Struct, frozen=True):

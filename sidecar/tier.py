@@ -119,8 +119,8 @@ class LowerTier:
     def restore(self, keys: Sequence[BlockId], discard: Callable[[BlockId], None]) -> None:
         """Take over ``keys`` that were there before, least recently used first.
 
-        They are used, but not announced: what is behind them is not known. ``discard`` gets those
-        for which there is no slot.
+        They are used, and announced once what is behind them is known (``announce``). ``discard``
+        gets those for which there is no slot.
         """
         for key in keys[: -self.pool.total_pages] if len(keys) > self.pool.total_pages else ():
             discard(key)

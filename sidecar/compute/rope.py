@@ -49,21 +49,14 @@ class RopeConfig(Struct, frozen=True, kw_only=True):
     is_ramp_truncated: bool = True
 
 
-def rope_tables(
-    config: RopeConfig, head_width: int, positions_count: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return cosine and sine of positions 0 to ``positions_count - 1``.
-
-    Both are float32 ``(positions_count, head_width // 2)`` with the attention factor folded in.
-    The angle is a product of float32 values, as the models were trained with.
-    """
-    return rope_rows(config, head_width, np.arange(positions_count))
-
-
 def rope_rows(
     config: RopeConfig, head_width: int, positions: NDArray[np.integer]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the rows of the tables for ``positions``: float32 ``(len(positions), width // 2)``."""
+    """Return cosine and sine of ``positions``: float32 ``(len(positions), head_width // 2)`` each.
+
+    The attention factor is folded in. The angle is a product of float32 values, as the models were
+    trained with.
+    """
     frequencies = inverse_frequencies(config, head_width).astype(np.float32)
     angles = positions.astype(np.float32)[:, None] * frequencies
     exact = angles.astype(np.float64)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from sidecar.account import MOST_TENANTS, OTHER, kv_report
 from sidecar.cache import PagedCache
 from sidecar.scheduler import Scheduler
@@ -69,6 +71,15 @@ async def test_every_tier_reports_what_moved_through_it(tmp_path: Path) -> None:
         assert disk.saved_ms > 0
         assert disk.spent_ms > 0
         assert host.hits == device.hits == 0
+        assert host.latency_ms is disk.latency_ms is None
+        assert rig.mover is not None
+        for _ in range(3):
+            rig.mover._costs.observe_fetch("disk", 4, 0.02)
+        measured = rig.engine.kv_report().tiers[2]
+        assert measured.bytes_per_s is not None
+        assert measured.latency_ms is not None
+        taken_ms = measured.latency_ms + 4e3 * page_bytes / measured.bytes_per_s
+        assert taken_ms == pytest.approx(20, rel=0.2)
         await rig.answer(LONG)
         assert (rig.engine.kv_report().tiers[0].hits, disk.dropped) == (1, 0)
     rig.proven()

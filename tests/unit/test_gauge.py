@@ -7,7 +7,7 @@ from collections import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar.gauge import render_kv
-from sidecar.report import KvReport, TierReport
+from sidecar.report import KvReport, PeerReport, TierReport
 from support.scripted_engine import REPORT
 
 Rows = dict[tuple[str, ...], float]
@@ -74,3 +74,22 @@ def test_a_name_cannot_break_a_line() -> None:
     )
     rows = _rows(KvReport([tier]))
     assert rows["warmroute_kv_bytes", 'tier=a"\n\\'] == 0
+
+
+def test_only_what_was_measured_has_a_latency_and_a_rate() -> None:
+    disk = TierReport(
+        tier="disk",
+        page_bytes=100,
+        total_pages=1,
+        states={"free": 1},
+        latency_ms=0.5,
+        bytes_per_s=2e9,
+    )
+    peers = PeerReport(latency_ms=1.5, bytes_per_s=1e8)
+    rows = _rows(KvReport([*REPORT.tiers, disk], peers))
+    latencies = {row: rows[row] for row in rows if row[0] == "warmroute_kv_latency_ms"}
+    assert {row[1]: value for row, value in latencies.items()} == {
+        "tier=disk": 0.5,
+        "tier=peer": 1.5,
+    }
+    assert rows["warmroute_kv_bytes_per_second", "tier=disk"] == 2e9

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.compute.model import ModelConfig, ModelError, read_model_config
-from sidecar.compute.rope import RopeConfig, rope_tables
+from sidecar.compute.rope import RopeConfig, rope_rows
 from support.checkpoint import ROPES, config_table
 
 if TYPE_CHECKING:
@@ -306,6 +306,6 @@ def test_no_config_raises_anything_but_a_model_error(
     with contextlib.suppress(ModelError):
         config = read(folder, table)
         assert config.heads % config.kv_heads == 0
-        cosine, sine = rope_tables(config.rope, min(config.head_width, 64), 3)
+        cosine, sine = rope_rows(config.rope, min(config.head_width, 64), np.arange(3))
         assert np.isfinite(cosine).all()
         assert np.isfinite(sine).all()

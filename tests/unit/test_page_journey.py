@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from sidecar.pagechange import PagesStored
 from sidecar.table import Moves
 from sidecar.tree import PageFacts
 from state.model import BlockId
@@ -95,6 +96,34 @@ async def test_after_a_restart_the_pages_of_the_directory_are_found(tmp_path: Pa
         assert again.cached_tokens == 16
         assert again.tokens == first.tokens
     restarted.proven()
+
+
+async def test_pages_found_after_a_restart_are_announced_once_they_were_used(
+    tmp_path: Path,
+) -> None:
+    first = EngineRig(tmp_path, pages=6, host_slots=6, disk_slots=64)
+    async with first.running():
+        await first.answer(LONG)
+        await _crowd(first)
+    first.proven()
+    rig = EngineRig(tmp_path, pages=6, host_slots=6, disk_slots=64)
+    async with rig.running():
+        found = ((await rig.answer(LONG)).cached_tokens or 0) // 4
+        assert found > 0
+        keys = set(_chain(rig)[:found])
+        assert not _told_on_disk(rig) & keys
+        await _crowd(rig)
+        assert _told_on_disk(rig) >= keys
+    rig.proven()
+
+
+def _told_on_disk(rig: EngineRig) -> set[BlockId]:
+    return {
+        key
+        for change in rig.changes
+        if isinstance(change, PagesStored) and change.tier == "disk"
+        for key in change.keys
+    }
 
 
 async def test_after_a_reset_and_a_restart_nothing_old_is_found(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from sidecar.compute.rope import (
     RopeConfig,
     attention_factor,
     inverse_frequencies,
-    rope_tables,
+    rope_rows,
 )
 
 WIDTH = 16
@@ -72,7 +72,7 @@ def test_yarn_enlarges_with_the_factor_unless_it_is_told() -> None:
     scaled = RopeConfig(kind="yarn", factor=4.0, mscale=1.0, mscale_all_dimensions=1.0)
     assert attention_factor(scaled) == 1.0
     assert attention_factor(RopeConfig(kind="linear", factor=4.0)) == 1.0
-    cosine, sine = rope_tables(yarn, WIDTH, 50)
+    cosine, sine = rope_rows(yarn, WIDTH, np.arange(50))
     assert np.square(cosine) + np.square(sine) == pytest.approx(attention_factor(yarn) ** 2)
 
 
@@ -83,12 +83,15 @@ def test_dynamic_positions_do_not_depend_on_the_length_of_the_text() -> None:
     theta = 10_000.0 * (4.0 * 256 / 64 - 3.0) ** (WIDTH / (WIDTH - 2))
     expected = inverse_frequencies(RopeConfig(theta=theta), WIDTH)
     assert inverse_frequencies(config, WIDTH) == pytest.approx(expected)
-    short, long = rope_tables(config, WIDTH, 10)[0], rope_tables(config, WIDTH, 1000)[0]
+    short, long = (
+        rope_rows(config, WIDTH, np.arange(10))[0],
+        rope_rows(config, WIDTH, np.arange(1000))[0],
+    )
     assert np.array_equal(short, long[:10])
 
 
 def test_tables_are_cosine_and_sine_of_position_times_frequency() -> None:
-    cosine, sine = rope_tables(RopeConfig(), WIDTH, 5000)
+    cosine, sine = rope_rows(RopeConfig(), WIDTH, np.arange(5000))
     assert cosine.shape == sine.shape == (5000, WIDTH // 2)
     assert cosine.dtype == sine.dtype == np.float32
     assert cosine[50, 3] == pytest.approx(math.cos(50 * PLAIN[3]), abs=1e-6)
@@ -98,7 +101,7 @@ def test_tables_are_cosine_and_sine_of_position_times_frequency() -> None:
 def test_a_table_that_grows_keeps_its_bits() -> None:
     config = RopeConfig(kind="yarn", factor=4.0, original_tokens=64)
     table = PositionTable(config, WIDTH)
-    whole = rope_tables(config, WIDTH, 5000)
+    whole = rope_rows(config, WIDTH, np.arange(5000))
     for positions in (np.array([3]), np.array([1023, 1024]), np.arange(700, 4999), np.array([3])):
         for found, expected in zip(table.rows(positions), whole, strict=True):
             assert np.array_equal(found[:, 0], expected[positions])
