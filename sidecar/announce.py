@@ -17,6 +17,7 @@ import msgspec
 from sidecar.renewal import Renewal
 from state.model import ChangeBatch, Fence, Generation, Tier
 from state.prefix import namespace_of
+from state.rhythm import check_cancelled
 from state.store import StateError
 from state.timing import StoreTiming
 
@@ -121,6 +122,7 @@ class Announcer:
         """Write until cancelled; raises FencedError."""
         failures = 0
         while True:
+            check_cancelled()
             try:
                 await self._step()
             except StateError as error:

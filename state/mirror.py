@@ -31,7 +31,7 @@ from state.mirror_sync import Follower
 from state.model import ReplicaId, Rung
 from state.registry import Registry
 from state.residency import ENTRY_BYTES, HOLDER_BYTES, Residency
-from state.rhythm import Backoff, Beat, Signal
+from state.rhythm import Backoff, Beat, Signal, check_cancelled
 from state.rung import Ladder
 from state.schema import REPLICA_INDEX, STREAM_START, ReplicaKeys, is_name
 from state.timing import MirrorTiming, StoreTiming
@@ -118,7 +118,6 @@ class Mirror:
         self._last_error = _NO_ANSWER
         self._malformed_values = 0
         self.failures = 0
-        self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -138,7 +137,6 @@ class Mirror:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._is_closing = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -251,7 +249,8 @@ class Mirror:
         """Repeat a loop's rounds for ever; only the registry loop goes first after a failure."""
         backoff = Backoff(self._timing.backoff_base_s, self._timing.backoff_cap_s, self._rng)
         last_fault = ""
-        while not self._is_closing:  # a library call may swallow the cancellation
+        while True:
+            check_cancelled()
             if name != "registry":
                 await self._is_up.wait()
             try:
@@ -291,7 +290,7 @@ class Mirror:
 
     async def _watch_rung(self) -> None:
         """Note the view's age also while every loop waits for the server."""
-        while not self._is_closing:
+        while True:
             await asyncio.sleep(self._timing.registry_interval_s)
             if self.freshness()[0] is not Rung.LIVE:
                 self._registry.expire_loads(self._clock())

@@ -11,6 +11,17 @@ if TYPE_CHECKING:
     from random import Random
 
 
+def check_cancelled() -> None:
+    """Raise the cancellation of the current task that a library swallowed on its way.
+
+    ``asyncio.wait_for`` of CPython 3.11 does, when what it waits for ends in the same moment; the
+    store's client uses it. A loop that never ends has to ask, or who cancels it waits for ever.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 class Backoff:
     """Full-jitter delays that double up to a cap until ``reset``."""
 

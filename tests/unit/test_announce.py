@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -245,3 +246,24 @@ async def test_nothing_is_written_after_a_withdrawal_until_the_next_renewal() ->
     await while_running(subject, lambda: bool(writer.writes))
     assert writer.held() == all_blocks(folder)
     assert writer.records[0].generation != writer.records[1].generation
+
+
+async def test_a_cancellation_that_the_store_swallowed_still_ends_the_announcer() -> None:
+    """``asyncio.wait_for`` of CPython 3.11 swallows one when what it waits for ends with it."""
+
+    class Swallowing(RecordingWriter):
+        async def heartbeat(self, record: ReplicaRecord, load: ReplicaLoad | None) -> Fence:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+            return await super().heartbeat(record, load)
+
+    writer = Swallowing()
+    subject = announcer(writer)
+    subject.renew(RECORD, PageFolder(IDENTITY, 1))
+    running = asyncio.create_task(subject.run())
+    while not writer.records:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait([running], timeout=5)
+    assert running.cancelled()
