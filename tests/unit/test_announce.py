@@ -261,7 +261,7 @@ async def test_a_cancellation_that_the_store_swallowed_still_ends_the_announcer(
     subject = announcer(writer)
     subject.renew(RECORD, PageFolder(IDENTITY, 1))
     running = asyncio.create_task(subject.run())
-    while not writer.records:
+    while not writer.records:  # noqa: ASYNC110 - the writer sets no event
         await asyncio.sleep(0)
     await asyncio.sleep(0.01)
     running.cancel()
