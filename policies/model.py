@@ -32,6 +32,16 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     are the prompt tokens the replica would not compute; ``pending_tokens`` of these are known only
     from placements that the engine has not confirmed yet. ``lower_tier_tokens`` follow them, as far
     as the replica holds the prompt without a gap: it has to fetch them from host memory or disk.
+
+    Work, over the leases of all routers: ``prefilling`` of them have no first byte yet,
+    ``backlog_tokens`` are the uncached prompt tokens of these, ``backlog_ms`` the time to prefill
+    them at speed 1, less what the oldest has had. ``prefill_load`` is this router's decayed mean
+    of prefill sent here, in ms per second. ``speed`` is learned: 2 computes twice as fast.
+
+    Memory: ``held_tokens`` of the cache's ``capacity_tokens`` (None: unknown) are taken by requests
+    in flight, for ``hold_s`` each in the mean (None: none ended yet). ``running`` and
+    ``kv_used_fraction`` are the engine's own report. ``placed_tokens`` of the prompt are known from
+    this router's own placements alone, whatever the engine says.
     """
 
     replica: ReplicaId
@@ -41,6 +51,19 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     pending_tokens: int = 0
     lower_tier_tokens: int = 0
+    prefilling: int = 0
+    backlog_tokens: int = 0
+    backlog_ms: float = 0.0
+    prefill_load: float = 0.0
+    speed: float = 1.0
+    held_tokens: int = 0
+    hold_s: float | None = None
+    capacity_tokens: int | None = None
+    running: int | None = None
+    kv_used_fraction: float | None = None
+    placed_tokens: int = 0
+    can_fetch: bool = False
+    """It takes KV pages of a prefix from another replica that says so, and gives them."""
 
 
 class Heat(Struct, frozen=True, kw_only=True):
@@ -52,12 +75,22 @@ class Heat(Struct, frozen=True, kw_only=True):
 
 
 class RoutingRequest(Struct, frozen=True, kw_only=True):
-    """One decision's input besides the fleet. ``seed`` and ``ordinal`` are drawn at the edge."""
+    """One decision's input besides the fleet. ``seed`` and ``ordinal`` are drawn at the edge.
+
+    ``popularity`` lists, shallow to deep, the places where the traffic of this prompt's prefixes
+    forks: tokens up to there, and the requests of the last half minute that shared so much, this
+    one included. ``session`` is what the client said its session is, else None. ``prefix_keys`` are
+    the first blocks' ids as numbers, shallow to deep, for rules that hash a prefix.
+    """
 
     ordinal: int
     seed: int
     prompt_tokens: int
     heat: Heat | None = None
+    popularity: tuple[tuple[int, float], ...] = ()
+    session: str | None = None
+    prefix_keys: tuple[int, ...] = ()
+    block_tokens: int = 64
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -81,6 +114,10 @@ class Decision(Struct, frozen=True, kw_only=True):
     predicted_cached_tokens: int
     candidates: tuple[Candidate, ...]
     predicted_lower_tier_tokens: int = 0
+    predicted_wait_ms: float | None = None
+    """Time until the prompt's own prefill begins there; None where the policy does not say."""
+    kv_source: ReplicaId | None = None
+    """The replica that the chosen one is to fetch KV pages from, where the choice counts on it."""
 
 
 class Policy(Protocol):

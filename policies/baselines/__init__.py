@@ -1,0 +1,1 @@
+"""The rules of other routers, for honest comparison in replay."""

@@ -1,0 +1,1 @@
+"""Traces: read, convert, replay live or in virtual time, sweep, report."""
