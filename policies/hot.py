@@ -27,8 +27,8 @@ Replicas outside that hold the prefix already keep their real advantage.
 from __future__ import annotations
 
 from heapq import nlargest
-from math import ceil
-from typing import TYPE_CHECKING, Annotated, Final
+from math import ceil, log
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import xxhash
 from msgspec import Meta, Struct
@@ -48,7 +48,20 @@ SLACK: Final = 0.75
 FORGOTTEN_ARRIVALS: Final = 2.0
 """With fewer, this one included, what was before is forgotten, and so are the holders."""
 
+POPULAR_S: Final = 30.0
+"""Popularity is told as arrivals of so long."""
+
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class Arrival(NamedTuple):
+    """What an arrival showed: ``RoutingRequest.heat`` and ``RoutingRequest.popularity``."""
+
+    heat: Heat | None = None
+    popularity: tuple[tuple[int, float], ...] = ()
+
+
+NO_HEAT: Final = Arrival()
 
 
 class HotSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,8 +105,8 @@ class HeatMap:
         replicas: Sequence[ReplicaId],
         now_s: float,
         block_tokens: int = 64,
-    ) -> Heat | None:
-        """Count one arrival; return the hot prefix it starts with, None when none is hot.
+    ) -> Arrival:
+        """Count one arrival; return the hot prefix it starts with, and how popular its parts are.
 
         ``replicas`` are those the prompt may go to. ``now_s`` may be of any clock that does not
         go back. ``block_tokens`` is the granularity of ``chain``.
@@ -103,10 +116,14 @@ class HeatMap:
         sketch, window_s = self._sketch, self._settings.burst_window_s
         if prompt_tokens < self._settings.min_prefix_tokens:
             sketch.count((), now_s)  # too short to be hot, but one more of all
-            return None
+            return NO_HEAT
         path = sketch.count(chain, now_s)
         if len(replicas) < 2:  # noqa: PLR2004 - one replica leaves nothing to spread over
-            return None
+            return NO_HEAT
+        per_arrival = min(1.0, POPULAR_S * log(2) / self._settings.half_life_s)
+        popularity = tuple(
+            [(node.end_blocks * block_tokens, per_arrival * node.arrivals) for node in path]
+        )
         total_per_s: float | None = None
         hot: Heat | None = None
         for node in path:
@@ -130,7 +147,7 @@ class HeatMap:
                     rate_per_s=rate_per_s,
                     holders=_holders(node, tuple(replicas)),
                 )
-        return hot
+        return Arrival(hot, popularity)
 
     def _new_sketch(self, now_s: float) -> PrefixSketch:
         settings = self._settings

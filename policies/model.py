@@ -18,7 +18,7 @@ class Reason(enum.StrEnum):
     SPILL = "spill"
     """Another replica holds more of the prompt; this one costs less, or is to hold it too."""
     LOAD = "load"
-    """Nobody holds any of the prompt: the load decided."""
+    """Nobody holds more of the prompt than the others: the load decided."""
     RULE = "rule"
     """The policy does not look at prefixes (round robin, random and the like)."""
 
@@ -39,8 +39,8 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     of prefill sent here, in ms per second. ``speed`` is learned: 2 computes twice as fast.
 
     Memory: ``held_tokens`` of the cache's ``capacity_tokens`` (None: unknown) are taken by requests
-    in flight, for ``hold_s`` each in the mean (None: none ended yet). ``running`` and
-    ``kv_used_fraction`` are the engine's own report. ``placed_tokens`` of the prompt are known from
+    in flight, for ``hold_s`` each in the mean (None: none ended yet). ``running``,
+    ``waiting`` and ``kv_used_fraction`` are the engine's own report. ``placed_tokens`` of the prompt are known from
     this router's own placements alone, whatever the engine says.
     """
 
@@ -60,6 +60,7 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     hold_s: float | None = None
     capacity_tokens: int | None = None
     running: int | None = None
+    waiting: int | None = None
     kv_used_fraction: float | None = None
     placed_tokens: int = 0
     can_fetch: bool = False

@@ -34,7 +34,8 @@ class FleetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     is what a token costs from host memory. ``pull_token_ms``: from another replica, None where
     engines cannot. ``event_delay_s`` and ``event_loss`` spoil the router's view of caches,
     ``load_delay_s`` that of engine-reported queues. ``routers`` share one fleet and see each
-    other's leases every ``lease_interval_s``; None: never.
+    other's leases every ``lease_interval_s``; None: never. ``is_pooled``: all replicas share one
+    memory of their common size, as no real fleet does: the bound that policies are compared with.
     """
 
     replicas: Count = 8
@@ -57,4 +58,5 @@ class FleetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     prefill: PrefillCost | None = None
     """What the router believes a prefill costs; None: what it does cost at speed 1."""
     faults: tuple[Fault, ...] = ()
+    is_pooled: bool = False
     seed: int = 0

@@ -6,43 +6,36 @@ What is taken here (a lease, placements) is given back through ``Choice.finish``
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from msgspec import Struct, structs
-
+from policies.hot import NO_HEAT
 from policies.model import ReplicaView, RoutingRequest
+from policies.prefill import PrefillCost
 from router.footprint import Footprints
 from router.kv_source import KvTransferSettings, kv_source
-from router.shadow import approximate_identity, place_shadows
-from state.model import BlockId, LeaseTotals, ModelIdentity, Overlap, ReplicaId, Rung
-from state.prefix import cached_tokens, chain_root, namespace_of, salt_scope
+from router.outlook import BYTES_PER_TOKEN as BYTES_PER_TOKEN
+from router.outlook import Outlook
+from router.shadow import place_shadows
+from state.model import ReplicaId, Rung
+from state.prefix import namespace_of
+from state.speed import Speeds
 from state.store import Question
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from policies.hot import HeatMap
+    from policies.hot import Arrival, HeatMap
     from policies.model import Decision, Heat, Policy
     from prompt.model import ReadPrompt
     from router.fleet import Member
     from router.footprint import Footprint
+    from router.outlook import Branch
     from state.lease import Lease, LeaseBook, Outcome
     from state.placement import Placement, Placements
     from state.store import FleetReader
 
-BYTES_PER_TOKEN = 4
-"""How many UTF-8 bytes weigh as much as one token where no tokenizer is known."""
-NO_LEASES = LeaseTotals()
-ROOTS_KEPT = 1_024
-"""Identities whose chain root is remembered; clients choose salts, so there may be any number."""
-
-
-class Branch(Struct, frozen=True):
-    """The chains of a request's prompts on replicas that announce ``announced``."""
-
-    announced: ModelIdentity | None
-    identity: ModelIdentity
-    chains: tuple[tuple[BlockId, ...], ...]
+PREFIX_KEYS = 8
+"""First blocks whose ids a rule may hash."""
 
 
 @dataclass(slots=True)
@@ -57,17 +50,13 @@ class Routed:
     is_exact: bool
     prompt_tokens: int
     branches: list[Branch] = field(default_factory=list)
-    heat: Heat | None = None
+    arrival: Arrival = NO_HEAT
     is_observed: bool = False
 
-
-class _Found(NamedTuple):
-    """Who holds how many leading blocks of a prompt of ``units`` tokens, or bytes."""
-
-    units: int
-    resident: Mapping[ReplicaId, Overlap]
-    placed: Mapping[ReplicaId, int]
-    guessed: Mapping[ReplicaId, int]
+    @property
+    def heat(self) -> Heat | None:
+        """The hot prefix that the prompt starts with."""
+        return self.arrival.heat
 
 
 @dataclass(slots=True)
@@ -76,6 +65,7 @@ class Choice:
 
     ``is_told``: the engine's events will tell what becomes of the prompt. ``shadows``: placements
     of its bytes, of which no event tells. ``kv_source``: whom the replica shall ask for the prefix.
+    ``due_ms``: when the first byte is due at speed 1; None where it says nothing about speed.
     """
 
     member: Member
@@ -87,20 +77,32 @@ class Choice:
     is_told: bool
     shadows: list[tuple[Placements, Placement]] = field(default_factory=list)
     kv_source: Member | None = None
+    request: RoutingRequest | None = None
+    views: tuple[ReplicaView, ...] = ()
+    due_ms: float | None = None
+    speeds: Speeds | None = None
 
     def first_byte(self, now_s: float) -> None:
         """Note that the prompt is computed: the engine's events are about to tell."""
-        self.lease.first_byte()
+        is_first = self.lease.first_byte(now_s)
+        if is_first and self.speeds is not None and self.due_ms is not None:
+            observed_ms = 1e3 * (now_s - self.lease.started_s)
+            self.speeds.observe(self.lease.replica, self.due_ms, observed_ms)
         if self.is_told:
             for placement in self.placements:
                 self.book.await_news(placement, now_s)
 
     def finish(
-        self, outcome: Outcome, *, had_first_byte: bool, output_tokens: int | None = None
+        self,
+        outcome: Outcome,
+        *,
+        had_first_byte: bool,
+        output_tokens: int | None = None,
+        now_s: float | None = None,
     ) -> None:
         """Give back the lease; without a first byte the prompt does not count as resident."""
         self.footprint.end(output_tokens)
-        if self.lease.finish(outcome) and not had_first_byte:
+        if self.lease.finish(outcome, now_s) and not had_first_byte:
             for placement in self.placements:
                 self.book.withdraw(placement)
             for book, shadow in self.shadows:
@@ -113,6 +115,7 @@ class Knowledge:
 
     ``pending``: placements that count until the engine's events tell. ``guessed``: placements on
     replicas whose events do not reach this router: they have none, or the state is away.
+    ``placed``: all placements, for policies that know caches by them alone; None for others.
     """
 
     reader: FleetReader
@@ -121,6 +124,8 @@ class Knowledge:
     guessed: Placements
     heat: HeatMap
     footprints: Footprints = field(default_factory=Footprints)
+    speeds: Speeds = field(default_factory=Speeds)
+    placed: Placements | None = None
 
 
 class Chooser:
@@ -142,7 +147,9 @@ class Chooser:
         self._chain_seed = chain_seed
         self._clock = clock
         self._ordinal = 0
-        self._roots: dict[ModelIdentity, BlockId] = {}
+        self._cost = getattr(policy, "prefill", None) or PrefillCost()
+        self._hashes_prefix = getattr(policy, "hashes_prefix", False)
+        self.outlook = Outlook(knowledge, chain_seed)
         self.seed = seed
 
     def route(self, prompt: ReadPrompt) -> Routed:
@@ -161,8 +168,8 @@ class Chooser:
         """Return what a direct lookup has to ask: the chains, each where events tell of it."""
         asked: dict[int, tuple[Branch, list[ReplicaId]]] = {}
         for member in candidates:
-            if self._is_told(routed, member):
-                branch = self._branch(routed, member)
+            if self.outlook.is_told(routed, member):
+                branch = self.outlook.branch(routed, member)
                 asked.setdefault(id(branch), (branch, []))[1].append(member.replica)
         return [
             Question(namespace=namespace_of(branch.identity), chain=chain, replicas=tuple(replicas))
@@ -170,167 +177,83 @@ class Chooser:
             for chain in branch.chains
         ]
 
+    def peek(self, routed: Routed, candidates: Sequence[Member]) -> Decision | None:
+        """Return what the choice would be now; nothing is taken. None without candidates."""
+        seen = self._decide(routed, candidates, self._clock())
+        return seen[0] if seen is not None else None
+
     def choose(self, routed: Routed, candidates: Sequence[Member]) -> Choice | None:
         """Return the choice among ``candidates``, its lease taken; None when there are none."""
-        if not candidates:
-            return None
         now_s = self._clock()
-        is_live = self._know.reader.freshness()[0] is Rung.LIVE
-        views = self._views(routed, candidates, now_s, is_live=is_live)
-        if not routed.is_observed and routed.prompt.prompts:
-            # Once per request: a second try is no second arrival.
-            routed.is_observed = True
-            routed.heat = self._observe(routed, candidates, now_s)
-        request = RoutingRequest(
-            ordinal=routed.ordinal,
-            seed=self.seed,
-            prompt_tokens=routed.prompt_tokens,
-            heat=routed.heat,
-        )
-        decision = self._policy.pick(request, views)
-        if decision is None:
+        seen = self._decide(routed, candidates, now_s)
+        if seen is None:
             return None
+        decision, request, views, is_live = seen
         member = next(m for m in candidates if m.replica == decision.replica)
-        uncached = max(0, routed.prompt_tokens - decision.predicted_cached_tokens)
-        lease = self._know.leases.acquire(member.replica, uncached, now_s)
-        is_told = is_live and self._is_told(routed, member)
+        lease, due_ms = self._lease(routed, decision, now_s)
+        is_told = is_live and self.outlook.is_told(routed, member)
         book = self._know.pending if is_told else self._know.guessed
-        chains = self._branch(routed, member).chains
+        chains = self.outlook.branch(routed, member).chains
         placements = [book.place(member.replica, chain, now_s) for chain in chains]
+        if self._know.placed is not None:
+            for chain in chains:
+                self._know.placed.place(member.replica, chain, now_s)
         shadows: list[tuple[Placements, Placement]] = []
         if routed.prompt.shadows:
-            hash_of = (self._root, self._chain_seed)
+            hash_of = (self.outlook.root, self._chain_seed)
             guessed = self._know.guessed
             shadows = place_shadows(routed.prompt, member.replica, guessed, hash_of, now_s)
         footprint = self._occupy(routed, member)
         choice = Choice(member, decision, lease, book, placements, footprint, is_told, shadows)
+        choice.request, choice.views = request, views
+        if is_told and routed.prompt.is_stream:
+            choice.due_ms, choice.speeds = due_ms, self._know.speeds
         if is_told and member.can_fetch and self._kv_transfer.enabled:
             choice.kv_source = kv_source(member, candidates, views, self._kv_transfer.min_tokens)
         return choice
 
-    @staticmethod
-    def _is_told(routed: Routed, member: Member) -> bool:
-        """Return whether the replica's events tell of this prompt."""
-        return member.has_events and routed.is_exact
-
-    def _branch(self, routed: Routed, member: Member) -> Branch:
-        """Return the chains of this request on ``member``, made once per announced identity."""
-        announced = member.identity if routed.is_exact else None
-        for branch in routed.branches:
-            if branch.announced is announced:
-                return branch
-        for branch in routed.branches:
-            if branch.announced == announced:
-                return branch
-        identity = identity_of(routed, announced)
-        root, seed = self._root(identity), self._chain_seed
-        prompts = routed.prompt.prompts
-        chains = tuple(tokens.chain(root, identity.block_tokens, seed) for tokens in prompts)
-        branch = Branch(announced, identity, chains)
-        routed.branches.append(branch)
-        return branch
-
-    def _root(self, identity: ModelIdentity) -> BlockId:
-        root = self._roots.get(identity)
-        if root is None:
-            if len(self._roots) >= ROOTS_KEPT:
-                self._roots.clear()
-            root = self._roots[identity] = chain_root(identity, self._chain_seed)
-        return root
-
-    def _views(
-        self, routed: Routed, candidates: Sequence[Member], now_s: float, *, is_live: bool
-    ) -> tuple[ReplicaView, ...]:
-        """Return what the policy sees: per candidate its load, and what it holds of the prompts."""
+    def _lease(self, routed: Routed, decision: Decision, now_s: float) -> tuple[Lease, float]:
+        """Take a lease for the predicted prefill; return when its first byte is due at speed 1."""
+        replica, tokens = decision.replica, routed.prompt_tokens
+        uncached = max(0, tokens - decision.predicted_cached_tokens)
+        left = max(min(1, tokens), uncached - decision.predicted_lower_tier_tokens)
+        work_ms = self._cost.ms(left, tokens - left)
         leases = self._know.leases
-        foreign = self._know.reader.foreign_leases()
-        found: dict[int, list[_Found]] = {}
-        views = []
-        for member in candidates:
-            replica = member.replica
-            branch = self._branch(routed, member)
-            finds = found.get(id(branch))
-            if finds is None:
-                finds = found[id(branch)] = self._look_up(routed, branch, now_s)
-            cached, pending, lower = self._warmth(routed, member, branch, finds, is_live=is_live)
-            inflight = leases.inflight(replica)
-            if foreign:
-                inflight += foreign.get(replica, NO_LEASES).inflight
-            views.append(
-                ReplicaView(
-                    replica=replica,
-                    inflight=inflight,
-                    queued=unexplained_queue(member, inflight),
-                    recent_assignments=leases.recent(replica, now_s),
-                    cached_tokens=cached,
-                    pending_tokens=pending,
-                    lower_tier_tokens=lower,
-                )
-            )
-        return tuple(views)
+        ahead = leases.load(replica, now_s, self._know.speeds.of(replica))
+        lease = leases.acquire(
+            replica, uncached, now_s, prefill_ms=work_ms, tells_first=routed.prompt.is_stream
+        )
+        return lease, ahead.backlog_ms + work_ms
 
-    def _look_up(self, routed: Routed, branch: Branch, now_s: float) -> list[_Found]:
-        """Return who holds what of each prompt: by event, placed just now, or by guess."""
-        know = self._know
-        return [
-            _Found(
-                prompt.count,
-                know.reader.overlap(chain),
-                know.pending.overlap(chain, now_s),
-                know.guessed.overlap(chain, now_s),
-            )
-            for prompt, chain in zip(routed.prompt.prompts, branch.chains, strict=True)
-        ]
-
-    def _warmth(
-        self,
-        routed: Routed,
-        member: Member,
-        branch: Branch,
-        finds: Sequence[_Found],
-        *,
-        is_live: bool,
-    ) -> tuple[int, int, int]:
-        """Return the tokens that ``member`` would not compute, and how many are unconfirmed.
-
-        The third figure are the tokens behind them that it holds in lower tiers only. Where the
-        engine tells, its word counts, and what it is about to tell. While the shared state is away
-        nothing is told: then this router's own placements count beside what it last heard.
-        """
-        block, divisor = branch.identity.block_tokens, 1 if routed.is_exact else BYTES_PER_TOKEN
-        is_told = self._is_told(routed, member)
-        replica = member.replica
-        cached = pending = lower = 0
-        for units, resident, placed, guessed in finds:
-            blocks = 0 if is_told and is_live else guessed.get(replica, 0)
-            overlap = resident.get(replica) if is_told else None
-            if overlap is not None and overlap.gpu_blocks > blocks:
-                blocks = overlap.gpu_blocks
-            if blocks:
-                cached += cached_tokens(blocks, block, units) // divisor
-            most = placed.get(replica, 0)
-            if most > blocks:
-                pending += cached_tokens(most, block, units) // divisor
-                pending -= cached_tokens(blocks, block, units) // divisor
-                blocks = most
-            if overlap is not None and overlap.any_tier_blocks > blocks:
-                lower += cached_tokens(overlap.any_tier_blocks, block, units)
-                lower -= cached_tokens(blocks, block, units)
-        cached += pending
-        if cached and is_told and member.capacity_tokens is not None:
-            room_tokens = self._know.footprints.room_tokens(
-                replica, member.capacity_tokens, branch.chains, block, routed.prompt_tokens
-            )
-            if room_tokens is not None and room_tokens < cached:
-                # Requests in flight push the rest out before this one gets its turn: a gap before
-                # what lower tiers hold.
-                return room_tokens, min(pending, room_tokens), 0
-        return cached, pending, lower
+    def _decide(
+        self, routed: Routed, candidates: Sequence[Member], now_s: float
+    ) -> tuple[Decision, RoutingRequest, tuple[ReplicaView, ...], bool] | None:
+        """Return the policy's decision, what it saw, and whether the state is live."""
+        if not candidates:
+            return None
+        is_live = self._know.reader.freshness()[0] is Rung.LIVE
+        views = self.outlook.views(routed, candidates, now_s, is_live=is_live)
+        if not routed.is_observed and routed.prompt.prompts:
+            # Once per request: a second try is no second arrival.
+            routed.is_observed = True
+            routed.arrival = self._observe(routed, candidates, now_s)
+        branch = self.outlook.branch(routed, candidates[0])
+        request = RoutingRequest(
+            ordinal=routed.ordinal,
+            seed=self.seed,
+            prompt_tokens=routed.prompt_tokens,
+            heat=routed.arrival.heat,
+            popularity=routed.arrival.popularity,
+            prefix_keys=_prefix_keys(branch) if self._hashes_prefix else (),
+            block_tokens=branch.identity.block_tokens,
+        )
+        decision = self._policy.pick(request, views)
+        return None if decision is None else (decision, request, views, is_live)
 
     def _occupy(self, routed: Routed, member: Member) -> Footprint:
         """Let the request count as in flight on ``member`` from now on, with what it takes up."""
         footprints, prompt = self._know.footprints, routed.prompt
-        branch = self._branch(routed, member)
+        branch = self.outlook.branch(routed, member)
         output_tokens = footprints.expected_output_tokens(prompt.max_output_tokens)
         return footprints.take(
             member.replica,
@@ -340,31 +263,14 @@ class Chooser:
             output_tokens * prompt.choices,
         )
 
-    def _observe(self, routed: Routed, candidates: Sequence[Member], now_s: float) -> Heat | None:
-        branch = self._branch(routed, candidates[0])
+    def _observe(self, routed: Routed, candidates: Sequence[Member], now_s: float) -> Arrival:
+        branch = self.outlook.branch(routed, candidates[0])
         longest = max(branch.chains, key=len)
         replicas = [member.replica for member in candidates]
         block_tokens = branch.identity.block_tokens // (1 if routed.is_exact else BYTES_PER_TOKEN)
         return self._know.heat.observe(longest, routed.prompt_tokens, replicas, now_s, block_tokens)
 
 
-def identity_of(routed: Routed, announced: ModelIdentity | None) -> ModelIdentity:
-    """Return what the request's chain starts from on a replica that announces ``announced``."""
-    if not routed.is_exact:
-        return approximate_identity(routed.prompt)
-    scope = salt_scope(routed.prompt.salt)
-    if announced is None:
-        return ModelIdentity(model=routed.prompt.model, scope=scope)
-    return structs.replace(announced, scope=scope) if scope else announced
-
-
-def unexplained_queue(member: Member, inflight: int) -> int | None:
-    """Return how many requests wait on the engine beyond those that leases explain.
-
-    None when the engine does not tell. The engine's own counts include our requests, so only what
-    exceeds them is somebody else's.
-    """
-    load = member.load
-    if load is None or load.queued is None:
-        return None
-    return max(0, min(load.queued, load.queued + (load.running or 0) - inflight))
+def _prefix_keys(branch: Branch) -> tuple[int, ...]:
+    chain = branch.chains[0] if branch.chains else ()
+    return tuple([int.from_bytes(block[:8]) for block in chain[:PREFIX_KEYS]])

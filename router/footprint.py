@@ -138,6 +138,11 @@ class Footprints:
             return None
         return shared_tokens + max(0, capacity_tokens - taken_tokens)
 
+    def claimed_tokens(self, replica: ReplicaId) -> int:
+        """Return what is in flight on a replica, blocks that requests share once for each."""
+        taken = self._taken.get(replica)
+        return taken.claimed_tokens if taken is not None else 0
+
     def give_back(self, footprint: Footprint) -> None:
         """Take an ended request off the book; called by footprints."""
         taken = self._taken[footprint.replica]

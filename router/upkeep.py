@@ -54,7 +54,7 @@ class Upkeep:
         leases = self._know.leases
         if leases.version != self._published_version:
             self._published_version = leases.version
-            self._know.reader.publish_leases(leases.totals())
+            self._know.reader.publish_leases(leases.totals(self._clock()))
         self._know.pending.settle(self._holds, self._clock())
         self._follow_generations()
 
@@ -75,12 +75,15 @@ class Upkeep:
         know, before = self._know, self._generations
         for replica in before.keys() - current.keys():
             know.leases.forget(replica)
+            know.speeds.forget(replica)
         for replica in before.keys() | current.keys():
             if replica in before and before[replica] == current.get(replica, GONE):
                 continue
             if replica in before:  # a newcomer may have been sent something since it appeared
                 know.pending.forget(replica)
                 know.guessed.forget(replica)
+                if know.placed is not None:
+                    know.placed.forget(replica)
             member = members.get(replica)
             if member is not None and member.capacity_tokens is not None:
                 blocks = max(1, member.capacity_tokens // GUESS_BLOCK_TOKENS)

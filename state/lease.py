@@ -10,9 +10,9 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from state.model import LeaseTotals
+from state.model import NO_WORK, LeaseTotals, ReplicaWork
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,6 +31,8 @@ def sum_leases(
             summed[replica] = LeaseTotals(
                 inflight=so_far.inflight + more.inflight,
                 uncached_tokens=so_far.uncached_tokens + more.uncached_tokens,
+                prefilling=so_far.prefilling + more.prefilling,
+                backlog_ms=so_far.backlog_ms + more.backlog_ms,
             )
     return summed
 
@@ -43,53 +45,93 @@ class Outcome(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
+LOAD_S: Final = 120.0
+"""Time constant of ``prefill_load``: long enough to see who gets the work, not who is busy now."""
+_NEWEST_WEIGHT: Final = 0.05
+"""How much the last request counts in the mean time that one stays."""
+
+
 @dataclass(slots=True)
 class _Account:
-    """The leases of one life of a replica."""
+    """The leases of one life of a replica. ``prefilling`` is in the order of dispatch."""
 
     live: set[Lease] = field(default_factory=set)
-    prefilling: set[Lease] = field(default_factory=set)
+    prefilling: dict[Lease, None] = field(default_factory=dict)
     uncached_tokens: int = 0
+    prefill_ms: float = 0.0
+    head_since_s: float = 0.0
     recent: float = 0.0
     recent_at_s: float = 0.0
+    work_ms: float = 0.0
+    work_at_s: float = 0.0
+    hold_s: float | None = None
 
 
 class Lease:
     """One request's claim on a replica. ``outcome`` is None while the lease is open."""
 
-    __slots__ = ("_account", "_book", "outcome", "replica", "uncached_tokens")
+    __slots__ = (
+        "_account",
+        "_book",
+        "outcome",
+        "prefill_ms",
+        "replica",
+        "started_s",
+        "tells_first",
+        "uncached_tokens",
+    )
 
     def __init__(
-        self, book: LeaseBook, account: _Account, replica: ReplicaId, uncached_tokens: int
+        self,
+        book: LeaseBook,
+        account: _Account,
+        replica: ReplicaId,
+        uncached_tokens: int,
+        *,
+        prefill_ms: float,
+        started_s: float,
+        tells_first: bool,
     ) -> None:
         self._book = book
         self._account = account
         self.replica = replica
         self.uncached_tokens = uncached_tokens
+        self.prefill_ms = prefill_ms
+        self.started_s = started_s
+        self.tells_first = tells_first
         self.outcome: Outcome | None = None
 
-    def first_byte(self) -> bool:
+    def first_byte(self, now_s: float | None = None) -> bool:
         """Note that the prompt is computed; False when that was known or the lease is over."""
         if self not in self._account.prefilling:
             return False
-        self._end_prefill()
+        self._end_prefill(now_s)
         self._book.note_change()
         return True
 
-    def finish(self, outcome: Outcome) -> bool:
+    def finish(self, outcome: Outcome, now_s: float | None = None) -> bool:
         """End the lease; False, and no effect, when it has ended before."""
         if self.outcome is not None:
             return False
         self.outcome = outcome
-        if self in self._account.prefilling:
-            self._end_prefill()
-        self._account.live.discard(self)
+        account = self._account
+        if self in account.prefilling:
+            self._end_prefill(now_s)
+        account.live.discard(self)
+        if now_s is not None and outcome is Outcome.DONE:
+            stayed_s = max(0.0, now_s - self.started_s)
+            mean_s = stayed_s if account.hold_s is None else account.hold_s
+            account.hold_s = mean_s + _NEWEST_WEIGHT * (stayed_s - mean_s)
         self._book.note_end(self)
         return True
 
-    def _end_prefill(self) -> None:
-        self._account.prefilling.discard(self)
-        self._account.uncached_tokens -= self.uncached_tokens
+    def _end_prefill(self, now_s: float | None) -> None:
+        account = self._account
+        if now_s is not None and self is next(iter(account.prefilling)):
+            account.head_since_s = now_s
+        del account.prefilling[self]
+        account.uncached_tokens -= self.uncached_tokens
+        account.prefill_ms = account.prefill_ms - self.prefill_ms if account.prefilling else 0.0
 
 
 class LeaseBook:
@@ -103,17 +145,42 @@ class LeaseBook:
         self._open: set[Lease] = set()
         self.version = 0
 
-    def acquire(self, replica: ReplicaId, uncached_tokens: int, now_s: float) -> Lease:
-        """Open a lease for a request whose ``uncached_tokens`` the replica is to compute."""
+    def acquire(
+        self,
+        replica: ReplicaId,
+        uncached_tokens: int,
+        now_s: float,
+        *,
+        prefill_ms: float = 0.0,
+        tells_first: bool = True,
+    ) -> Lease:
+        """Open a lease for a request whose ``uncached_tokens`` the replica is to compute.
+
+        ``prefill_ms`` is what that takes at speed 1. ``tells_first``: its first byte will come as
+        soon as that is done, and not with the end of the answer.
+        """
         account = self._accounts.get(replica)
         if account is None:
-            account = self._accounts[replica] = _Account(recent_at_s=now_s)
-        lease = Lease(self, account, replica, uncached_tokens)
+            account = self._accounts[replica] = _Account(recent_at_s=now_s, work_at_s=now_s)
+        lease = Lease(
+            self,
+            account,
+            replica,
+            uncached_tokens,
+            prefill_ms=prefill_ms,
+            started_s=now_s,
+            tells_first=tells_first,
+        )
         account.live.add(lease)
-        account.prefilling.add(lease)
+        if not account.prefilling:
+            account.head_since_s = now_s
+        account.prefilling[lease] = None
         account.uncached_tokens += uncached_tokens
+        account.prefill_ms += prefill_ms
         account.recent = self._decayed(account, now_s) + 1.0
         account.recent_at_s = max(account.recent_at_s, now_s)
+        account.work_ms = _faded(account, now_s) + prefill_ms
+        account.work_at_s = max(account.work_at_s, now_s)
         self._open.add(lease)
         self.version += 1
         return lease
@@ -133,11 +200,31 @@ class LeaseBook:
         account = self._accounts.get(replica)
         return self._decayed(account, now_s) if account else 0.0
 
-    def totals(self) -> dict[ReplicaId, LeaseTotals]:
+    def load(self, replica: ReplicaId, now_s: float, speed: float = 1.0) -> ReplicaWork:
+        """Return the work that our leases put on ``replica``, which computes at ``speed``."""
+        account = self._accounts.get(replica)
+        if account is None:
+            return NO_WORK
+        return ReplicaWork(
+            inflight=len(account.live),
+            recent_assignments=self._decayed(account, now_s),
+            prefilling=len(account.prefilling),
+            backlog_tokens=account.uncached_tokens,
+            backlog_ms=_backlog_ms(account, now_s, speed),
+            prefill_load=_faded(account, now_s) / LOAD_S,
+            hold_s=account.hold_s,
+        )
+
+    def totals(self, now_s: float | None = None) -> dict[ReplicaId, LeaseTotals]:
         """Return what is in flight per replica, where anything is."""
         return {
             replica: LeaseTotals(
-                inflight=len(account.live), uncached_tokens=account.uncached_tokens
+                inflight=len(account.live),
+                uncached_tokens=account.uncached_tokens,
+                prefilling=len(account.prefilling),
+                backlog_ms=(
+                    account.prefill_ms if now_s is None else _backlog_ms(account, now_s, 1.0)
+                ),
             )
             for replica, account in self._accounts.items()
             if account.live
@@ -165,3 +252,22 @@ class LeaseBook:
     def _decayed(self, account: _Account, now_s: float) -> float:
         age_s = max(0.0, now_s - account.recent_at_s)
         return account.recent * math.exp2(-age_s / self._half_life_s)
+
+
+def _faded(account: _Account, now_s: float) -> float:
+    return account.work_ms * math.exp(-max(0.0, now_s - account.work_at_s) / LOAD_S)
+
+
+def _backlog_ms(account: _Account, now_s: float, speed: float) -> float:
+    """Return the prefill ahead, at speed 1, less what was done of it.
+
+    Prompts are computed in the order of dispatch. One that will tell is not done before it does.
+    """
+    left_ms, had_ms = account.prefill_ms, 1e3 * max(0.0, now_s - account.head_since_s) * speed
+    for lease in account.prefilling:
+        done_ms = min(had_ms, lease.prefill_ms)
+        left_ms -= done_ms
+        had_ms -= done_ms
+        if lease.tells_first or had_ms <= 0.0:
+            break
+    return max(0.0, left_ms)

@@ -6,7 +6,7 @@ Everything here is a frozen value or a NewType; nothing does I/O. Unknown is Non
 from __future__ import annotations
 
 import enum
-from typing import NewType
+from typing import Final, NewType
 
 from msgspec import Struct
 
@@ -132,11 +132,29 @@ class LeaseTotals(Struct, frozen=True, kw_only=True):
     """What one router has in flight on one replica.
 
     ``inflight`` counts requests whose stream has not ended; ``uncached_tokens`` sums the prompt
-    tokens still to be prefilled, over requests without a first byte.
+    tokens still to be prefilled, over the ``prefilling`` requests without a first byte;
+    ``backlog_ms`` is the time that takes at speed 1.
     """
 
     inflight: int = 0
     uncached_tokens: int = 0
+    prefilling: int = 0
+    backlog_ms: float = 0.0
+
+
+class ReplicaWork(Struct, frozen=True, kw_only=True):
+    """The work of one router's leases on a replica; what each is, see ``policies.model``."""
+
+    inflight: int = 0
+    recent_assignments: float = 0.0
+    prefilling: int = 0
+    backlog_tokens: int = 0
+    backlog_ms: float = 0.0
+    prefill_load: float = 0.0
+    hold_s: float | None = None
+
+
+NO_WORK: Final = ReplicaWork()
 
 
 class Overlap(Struct, frozen=True, kw_only=True):

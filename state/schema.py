@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import quote
 
 import msgspec
@@ -188,7 +188,18 @@ def unpack_blocks(packed: bytes) -> list[BlockId]:
 _json_encode = msgspec.json.encode
 _record_decoder = msgspec.json.Decoder(ReplicaRecord)
 _load_decoder = msgspec.json.Decoder(ReplicaLoad)
-_leases_decoder = msgspec.msgpack.Decoder(dict[str, tuple[int, int]])
+
+
+class _LeaseRow(msgspec.Struct, array_like=True):
+    """``LeaseTotals`` on the wire; a router of an earlier version sends the first two only."""
+
+    inflight: Annotated[int, msgspec.Meta(ge=0)]
+    uncached_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    prefilling: Annotated[int, msgspec.Meta(ge=0)] = 0
+    backlog_ms: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+
+
+_leases_decoder = msgspec.msgpack.Decoder(dict[str, _LeaseRow])
 
 
 def encode_record(record: ReplicaRecord) -> bytes:
@@ -223,7 +234,15 @@ def decode_load(value: bytes) -> ReplicaLoad | None:
 def encode_leases(totals: Mapping[ReplicaId, LeaseTotals]) -> bytes:
     """Return the stored form of one router's leases."""
     return msgspec.msgpack.encode(
-        {replica: (total.inflight, total.uncached_tokens) for replica, total in totals.items()}
+        {
+            replica: (
+                total.inflight,
+                total.uncached_tokens,
+                total.prefilling,
+                round(total.backlog_ms, 1),
+            )
+            for replica, total in totals.items()
+        }
     )
 
 
@@ -233,9 +252,14 @@ def decode_leases(value: bytes) -> dict[ReplicaId, LeaseTotals] | None:
         rows = _leases_decoder.decode(value) if len(value) <= MAX_VALUE_BYTES else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    if rows is None or any(count < 0 for row in rows.values() for count in row):
+    if rows is None:
         return None
     return {
-        ReplicaId(replica): LeaseTotals(inflight=inflight, uncached_tokens=uncached_tokens)
-        for replica, (inflight, uncached_tokens) in rows.items()
+        ReplicaId(replica): LeaseTotals(
+            inflight=row.inflight,
+            uncached_tokens=row.uncached_tokens,
+            prefilling=row.prefilling,
+            backlog_ms=row.backlog_ms,
+        )
+        for replica, row in rows.items()
     }

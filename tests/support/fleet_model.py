@@ -153,7 +153,7 @@ class FleetModel:
         heat = None
         if self.heat is not None:
             names = [replica.name for replica in self.replicas]
-            heat = self.heat.observe(prompt.chain, prompt.prompt_tokens, names, self.now_s)
+            heat = self.heat.observe(prompt.chain, prompt.prompt_tokens, names, self.now_s).heat
         request = RoutingRequest(
             ordinal=len(self.served),
             seed=self.seed,

@@ -9,9 +9,10 @@ from msgspec import structs
 
 from policies.hot import HeatMap, HotSettings
 from policies.model import Reason
+from policies.view import unexplained_queue
 from policies.weighted import Weighted
 from prompt.model import PromptTokens, ReadPrompt
-from router.chooser import Choice, Chooser, Knowledge, unexplained_queue
+from router.chooser import Choice, Chooser, Knowledge
 from router.fleet import Member
 from router.shadow import APPROXIMATE_BLOCK_BYTES
 from router.upstream import Endpoint
@@ -233,4 +234,4 @@ def test_nobody_to_choose_from_is_no_choice(rig: Rig) -> None:
 def test_only_what_no_lease_explains_is_queued(
     load: ReplicaLoad | None, inflight: int, expected: int | None
 ) -> None:
-    assert unexplained_queue(member(NAMES[0], load=load), inflight) == expected
+    assert unexplained_queue(load, inflight) == expected

@@ -24,7 +24,7 @@ MANY = [ReplicaId(f"r{i}") for i in range(32)]
 def observe(
     heat_map: HeatMap, prompt: ModelPrompt, now_s: float, replicas: list[ReplicaId] | None = None
 ) -> Heat | None:
-    return heat_map.observe(prompt.chain, prompt.prompt_tokens, replicas or EIGHT, now_s)
+    return heat_map.observe(prompt.chain, prompt.prompt_tokens, replicas or EIGHT, now_s).heat
 
 
 def test_heat_sits_at_the_fork_behind_each_system_prompt_and_not_at_the_common_header() -> None:
@@ -280,13 +280,13 @@ def test_one_replica_has_nobody_to_share_with() -> None:
 
 def test_a_prompt_without_a_full_block_has_no_heat() -> None:
     heat_map = HeatMap(HotSettings())
-    assert all(heat_map.observe((), 10, EIGHT, i / 50) is None for i in range(100))
+    assert all(heat_map.observe((), 10, EIGHT, i / 50).heat is None for i in range(100))
 
 
 def test_a_coarser_granularity_is_told_and_not_guessed() -> None:
     heat_map = HeatMap(HotSettings())
     chain = model_prompt(("hot", 1_024)).chain
-    heats = [heat_map.observe(chain, 4_200, EIGHT, i / 20, block_tokens=256) for i in range(50)]
+    heats = [heat_map.observe(chain, 4_200, EIGHT, i / 20, block_tokens=256).heat for i in range(50)]
     last = heats[-1]
     assert last is not None
     assert last.prefix_tokens == 4_096

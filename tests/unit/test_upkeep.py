@@ -116,5 +116,5 @@ async def test_leases_are_published_when_they_change() -> None:
     know.leases.acquire(GPU, 100, 0.0)
     upkeep.tick()
     assert state.leases_besides(RouterId("other")) == {
-        GPU: LeaseTotals(inflight=1, uncached_tokens=100)
+        GPU: LeaseTotals(inflight=1, uncached_tokens=100, prefilling=1)
     }

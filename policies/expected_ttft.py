@@ -1,0 +1,225 @@
+"""Expected time to first token: what each replica would cost, in ms of somebody's waiting.
+
+    score = wait + X' + (w_active * n + w_share * (rho / rho_mean - 1)) * X'
+          + w_copy * n * A / (1 + k) + active_ms * n
+
+``wait``   until the prompt's own prefill begins: the prefill ahead of it, at the replica's speed
+``X``      its own prefill there: what the replica does not hold, with attention over the context;
+           what only a lower tier holds is fetched or computed, whichever is less
+``A``      the part of X that the best-matching replica would not need
+``k``      how many more than two requests shared that part within the last half minute
+``X'``     X - A * k / (1 + k): a second copy of what many will ask for again is no waste
+``n``      requests that are active there: prefill stalls every stream that decodes beside it
+``rho``    decayed prefill work sent there, against the fleet's mean: long-run load stays apart even
+           while nothing is queued
+
+Where replicas can fetch pages from each other, X is at most pulling what the best match holds and
+computing the rest. Unknown is unknown: an engine that reports no queue counts as the mean.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+from msgspec import Meta, Struct
+
+from policies.draw import draw_below
+from policies.load import assumed_queues, mean_of
+from policies.model import Candidate, Decision, Reason
+from policies.prefill import PrefillCost
+
+if TYPE_CHECKING:
+    from policies.model import ReplicaView, RoutingRequest
+    from state.model import ReplicaId
+
+COMMON: Final = 2.0
+"""So many requests for a prefix in half a minute are no sign of popularity."""
+
+Weight = Annotated[float, Meta(ge=0, le=100)]
+Milliseconds = Annotated[float, Meta(ge=0, le=1e6)]
+
+
+class ExpectedTtft(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="expected_ttft",
+):
+    """Least expected time to first token, counting what the choice costs others.
+
+    ``kv_wait``: count the time until enough KV memory is free. ``fetch_token_ms`` is what a token
+    costs from the replica's own host memory or disk, ``pull_token_ms`` from another replica (None:
+    choices do not count on that). Scores within ``margin_ms`` are equal: the fewest active requests
+    decide, then a draw.
+    """
+
+    prefill: PrefillCost = PrefillCost()
+    w_active: Weight = 0.05
+    w_share: Weight = 0.5
+    w_copy: Weight = 0.2
+    active_ms: Milliseconds = 20.0
+    kv_wait: bool = False
+    fetch_token_ms: Milliseconds = 0.0375
+    pull_token_ms: Milliseconds | None = None
+    margin_ms: Milliseconds = 1.0
+
+    def pick(self, request: RoutingRequest, fleet: tuple[ReplicaView, ...]) -> Decision | None:
+        """Return the decision; None when the fleet is empty."""
+        if not fleet:
+            return None
+        most_tokens = max([view.cached_tokens for view in fleet])
+        repeats = _repeats(request, most_tokens)
+        loads = [view.prefill_load / view.speed for view in fleet]
+        mean_load = mean_of(loads)
+        queued_ms = self._queued_ms(request, fleet)
+        source = _source(fleet) if self.pull_token_ms is not None else None
+        candidates = []
+        for view, load, others_ms in zip(fleet, loads, queued_ms, strict=True):
+            own_ms, least_ms = self._prefill_ms(request, view, most_tokens, source)
+            avoidable_ms = own_ms - least_ms if own_ms > least_ms else 0.0
+            own_ms -= avoidable_ms * repeats / (1 + repeats)
+            wait_ms = (view.backlog_ms + others_ms) / view.speed
+            if self.kv_wait:
+                wait_ms = max(wait_ms, _kv_wait_ms(request, view))
+            n = view.inflight
+            share = load / mean_load - 1 if mean_load > 0 else 0.0
+            stall_ms = (self.w_active * n + self.w_share * share) * own_ms
+            copy_ms = self.w_copy * n * avoidable_ms / (1 + repeats)
+            active_ms = self.active_ms * n
+            candidates.append(
+                Candidate(
+                    replica=view.replica,
+                    score=wait_ms + own_ms + stall_ms + copy_ms + active_ms,
+                    terms={
+                        "wait": wait_ms,
+                        "prefill": own_ms,
+                        "stall": stall_ms,
+                        "copy": copy_ms,
+                        "active": active_ms,
+                    },
+                    cached_tokens=view.cached_tokens,
+                    lower_tier_tokens=view.lower_tier_tokens,
+                )
+            )
+        return self._decided(request, fleet, tuple(candidates), most_tokens, source)
+
+    def _decided(
+        self,
+        request: RoutingRequest,
+        fleet: tuple[ReplicaView, ...],
+        candidates: tuple[Candidate, ...],
+        most_tokens: int,
+        source: ReplicaView | None,
+    ) -> Decision:
+        index = self._winner(request, fleet, candidates)
+        winner, view = candidates[index], fleet[index]
+        reach = [one.cached_tokens + one.lower_tier_tokens for one in fleet]
+        if max(reach) == min(reach) and all(one.cached_tokens == most_tokens for one in fleet):
+            reason = Reason.LOAD
+        else:
+            reason = Reason.PREFIX if reach[index] == max(reach) else Reason.SPILL
+        pulled: ReplicaId | None = None
+        if source is not None and view.can_fetch and self._pulls(request, view, source):
+            pulled = source.replica
+        return Decision(
+            replica=winner.replica,
+            reason=reason,
+            predicted_cached_tokens=winner.cached_tokens,
+            predicted_lower_tier_tokens=winner.lower_tier_tokens,
+            candidates=candidates,
+            predicted_wait_ms=winner.terms["wait"],
+            kv_source=pulled,
+        )
+
+    def _winner(
+        self,
+        request: RoutingRequest,
+        fleet: tuple[ReplicaView, ...],
+        candidates: tuple[Candidate, ...],
+    ) -> int:
+        limit = min([candidate.score for candidate in candidates]) + self.margin_ms
+        near = [i for i, candidate in enumerate(candidates) if candidate.score <= limit]
+        if len(near) == 1:
+            return near[0]
+        fewest = min([fleet[i].inflight for i in near])
+        near = [i for i in near if fleet[i].inflight == fewest]
+        near.sort(key=lambda i: fleet[i].replica)
+        return near[draw_below(len(near), request)] if len(near) > 1 else near[0]
+
+    def _prefill_ms(
+        self,
+        request: RoutingRequest,
+        view: ReplicaView,
+        most_tokens: int,
+        source: ReplicaView | None,
+    ) -> tuple[float, float]:
+        """Return the prompt's own prefill on a replica, and what it were with the best match."""
+        tokens, held, speed = request.prompt_tokens, view.cached_tokens, view.speed
+        cost = self.prefill
+        own_ms = cost.ms(max(1, tokens - held), held) / speed
+        if view.lower_tier_tokens:
+            reach = held + view.lower_tier_tokens
+            fetched_ms = self.fetch_token_ms * view.lower_tier_tokens
+            own_ms = min(own_ms, fetched_ms + cost.ms(max(1, tokens - reach), reach) / speed)
+        if held >= most_tokens:
+            return own_ms, own_ms
+        if source is not None and view.can_fetch:
+            own_ms = min(own_ms, self._pull_ms(request, view, source))
+        return own_ms, cost.ms(max(1, tokens - most_tokens), most_tokens) / speed
+
+    def _pull_ms(self, request: RoutingRequest, view: ReplicaView, source: ReplicaView) -> float:
+        """Return the time to pull what ``source`` holds more, and to compute the rest."""
+        reach = source.cached_tokens - source.pending_tokens
+        pulled_tokens = reach - view.cached_tokens
+        if pulled_tokens <= 0 or self.pull_token_ms is None or view.replica == source.replica:
+            return float("inf")
+        rest_ms = self.prefill.ms(max(1, request.prompt_tokens - reach), reach) / view.speed
+        return self.pull_token_ms * pulled_tokens + rest_ms
+
+    def _pulls(self, request: RoutingRequest, view: ReplicaView, source: ReplicaView) -> bool:
+        held = view.cached_tokens
+        alone_ms = self.prefill.ms(max(1, request.prompt_tokens - held), held) / view.speed
+        return self._pull_ms(request, view, source) < alone_ms
+
+    def _queued_ms(self, request: RoutingRequest, fleet: tuple[ReplicaView, ...]) -> list[float]:
+        """Return the prefill that waits on engines beyond what leases explain: a guess per head."""
+        queues = assumed_queues(fleet)
+        if not any(queues):
+            return queues
+        known = sum([view.prefilling for view in fleet])
+        each_ms = (
+            sum([view.backlog_ms for view in fleet]) / known
+            if known
+            else 0.5 * self.prefill.ms(request.prompt_tokens, 0)
+        )
+        return [queue * each_ms for queue in queues]
+
+
+def _repeats(request: RoutingRequest, most_tokens: int) -> float:
+    """Return how many more than a few requests shared the longest prefix that anybody holds."""
+    if most_tokens == 0:
+        return 0.0
+    shared = 0.0
+    for prefix_tokens, arrivals in request.popularity:
+        shared = arrivals
+        if prefix_tokens >= most_tokens:
+            break
+    return max(0.0, shared - COMMON)
+
+
+def _source(fleet: tuple[ReplicaView, ...]) -> ReplicaView | None:
+    """Return who can give most of the prompt: what is still being computed cannot be fetched."""
+    able = [view for view in fleet if view.can_fetch]
+    if not able:
+        return None
+    return max(able, key=lambda v: (v.cached_tokens - v.pending_tokens, -v.inflight))
+
+
+def _kv_wait_ms(request: RoutingRequest, view: ReplicaView) -> float:
+    """Return the time until the requests that end in the mean leave room for the prompt."""
+    if view.capacity_tokens is None or not view.hold_s or not view.held_tokens:
+        return 0.0
+    wanted = view.held_tokens + request.prompt_tokens - view.cached_tokens - view.capacity_tokens
+    return max(0.0, 1e3 * wanted * view.hold_s / view.held_tokens)
