@@ -39,9 +39,9 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     of prefill sent here, in ms per second. ``speed`` is learned: 2 computes twice as fast.
 
     Memory: ``held_tokens`` of the cache's ``capacity_tokens`` (None: unknown) are taken by requests
-    in flight, for ``hold_s`` each in the mean (None: none ended yet). ``running``,
-    ``waiting`` and ``kv_used_fraction`` are the engine's own report. ``placed_tokens`` of the prompt are known from
-    this router's own placements alone, whatever the engine says.
+    in flight, for ``hold_s`` each in the mean (None: none ended yet). ``running``, ``waiting`` and
+    ``kv_used_fraction`` are the engine's own report. ``placed_tokens`` of the prompt are known from
+    this router's own placements alone, whatever the engine says; 0 where no rule asks for it.
     """
 
     replica: ReplicaId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from replay.format.file import open_trace
+from replay.format import open_trace
 from replay.transform import cloned, limit, with_arrivals_of, with_jitter
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, structs
 
 from policies.hot import HeatMap
+from policies.prefill import PrefillCost
 from prompt.codec import load_codec
 from prompt.model import CodecLoadError
 from prompt.reader import PromptReader
@@ -28,8 +29,10 @@ from router.admin import Admin, AdminParts, admin_routes, client_routes
 from router.allocator import keep_large_blocks
 from router.chooser import Chooser, Knowledge
 from router.config import ConfigError
+from router.decision_log import open_decision_log
 from router.fleet import FleetTable
 from router.health import Health
+from router.hold import Hold
 from router.listener import Listener
 from router.metrics import Metrics
 from router.proxy import Proxy, ProxyParts
@@ -44,12 +47,14 @@ from state.lease import LeaseBook
 from state.mirror import Mirror
 from state.model import RouterId
 from state.placement import Placements
+from state.prefix import salt_scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from prompt.codec import Codec
     from router.config import Config
+    from router.decision_log import DecisionLog
     from state.model import ReplicaId
 
 _log = logging.getLogger(__name__)
@@ -75,7 +80,11 @@ class App:
     """One router process's parts, wired; no sockets yet."""
 
     def __init__(
-        self, config: Config, codecs: Mapping[str, Codec], reader: Mirror | DirectReader
+        self,
+        config: Config,
+        codecs: Mapping[str, Codec],
+        reader: Mirror | DirectReader,
+        decisions: DecisionLog | None = None,
     ) -> None:
         clock = time.monotonic
         seed = config.seed if config.seed is not None else secrets.randbits(63)
@@ -88,6 +97,11 @@ class App:
             pending=Placements(config.placements.pending_s),
             guessed=Placements(config.placements.guess_s),
             heat=HeatMap(config.hot_prefix),
+            placed=(
+                Placements(config.placements.guess_s)
+                if getattr(config.policy, "uses_placements", False)
+                else None
+            ),
         )
         self.fleet = FleetTable(reader, config.replicas)
         jitter = random.Random(seed)  # noqa: S311 - spreads checks, guards nothing
@@ -96,6 +110,9 @@ class App:
         self.prompts = PromptReader(codecs, load_codec(None))
         self.trace = DecisionTrace(config.decisions_kept)
         self.metrics = Metrics()
+        self.decisions = decisions
+        if decisions is not None:
+            self.metrics.registry.register(decisions)
         self.tokens = TokenSource(
             TokenSourceParts(
                 fleet=self.fleet,
@@ -108,6 +125,7 @@ class App:
                 rng=jitter,
             )
         )
+        self.hold = self._build_hold()
         self.proxy = Proxy(
             ProxyParts(
                 config=config,
@@ -124,6 +142,8 @@ class App:
                 unix_clock=time.time,
                 mint_id=lambda: secrets.token_hex(16),
                 lookup=reader if isinstance(reader, DirectReader) else None,
+                decisions=decisions,
+                hold=self.hold,
             )
         )
         self.admin = self._build_admin()
@@ -137,6 +157,20 @@ class App:
             seed=seed,
             clock=time.monotonic,
             kv_transfer=self.config.kv_transfer,
+        )
+
+    def _build_hold(self) -> Hold | None:
+        """Return the queue, where it is on. Clients that share a cache salt are one tenant."""
+        settings = self.config.hold
+        if not settings.enabled:
+            return None
+        cost = getattr(self.config.policy, "prefill", None)
+        return Hold(
+            settings,
+            clock=time.monotonic,
+            note=self.metrics.held,
+            tenant_of=lambda routed: salt_scope(routed.prompt.salt),
+            cost=cost if isinstance(cost, PrefillCost) else PrefillCost(),
         )
 
     def _build_admin(self) -> Admin:
@@ -169,6 +203,8 @@ class App:
         gauges.freshness, gauges.mirror = self.reader.freshness, self.reader.figures
         if isinstance(self.reader, DirectReader):
             gauges.lookups = self.reader.counts.by_outcome
+        if self.hold is not None:
+            gauges.held_requests = self.hold.__len__
         gauges.loop_lag_s = lambda: self.upkeep.loop_lag_s
         gauges.open_connections = lambda: self.pool.open_connections
         gauges.unusable_records = lambda: len(self.fleet.unusable)
@@ -195,6 +231,15 @@ async def serve(config: Config, ready: Callable[[Served], None]) -> None:
     """
     codecs = load_codecs(config)
     async with AsyncExitStack() as stack:
+        decisions = open_decision_log(
+            config.decisions,
+            config.policy,
+            secrets.token_hex(6),
+            clock=time.monotonic,
+            unix_s=time.time(),
+        )
+        if decisions is not None:
+            stack.push_async_callback(decisions.close)
         clients = Listener("listen", config.listen)
         stack.push_async_callback(clients.close)
         operators = None
@@ -207,7 +252,7 @@ async def serve(config: Config, ready: Callable[[Served], None]) -> None:
         reader = await enter_reader(stack, state_url, config.state.lookup)
         if isinstance(reader, Mirror):
             reader.limit_memory(config.state.mirror_bytes)
-        app = App(config, codecs, reader)
+        app = App(config, codecs, reader, decisions)
         stack.push_async_callback(app.pool.close)
         stack.push_async_callback(app.tokens.close)
         stack.callback(app.prompts.close)
@@ -263,6 +308,9 @@ async def _serve_until_told(
             tasks.create_task(supervise("health", app.health.run), name="health"),
             tasks.create_task(supervise("upkeep", app.upkeep.run), name="upkeep"),
         ]
+        if app.decisions is not None:
+            run = supervise("decision log", app.decisions.run)
+            background.append(tasks.create_task(run, name="decision log"))
         await clients.start(
             client_routes(app.proxy, app.admin, app.config.paths), app.config.limits
         )
@@ -283,6 +331,8 @@ async def _drain(app: App, clients: Listener) -> None:
     """Let open requests finish; load balancers that look at ``/readyz`` have left before."""
     drain = app.config.drain
     app.admin.is_draining = True
+    if app.hold is not None:
+        app.hold.drain()
     _log.info("draining: %d requests open", app.proxy.open_requests)
     await asyncio.sleep(drain.accept_s)
     clients.stop_accepting()

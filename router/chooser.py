@@ -6,7 +6,7 @@ What is taken here (a lease, placements) is given back through ``Choice.finish``
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from policies.hot import NO_HEAT
 from policies.model import ReplicaView, RoutingRequest
@@ -128,6 +128,15 @@ class Knowledge:
     placed: Placements | None = None
 
 
+class _Decided(NamedTuple):
+    """A decision, what the policy saw, and whether the state was live."""
+
+    decision: Decision
+    request: RoutingRequest
+    views: tuple[ReplicaView, ...]
+    is_live: bool
+
+
 class Chooser:
     """Picks a replica on a frozen view of the fleet and takes a lease on it."""
 
@@ -149,6 +158,7 @@ class Chooser:
         self._ordinal = 0
         self._cost = getattr(policy, "prefill", None) or PrefillCost()
         self._hashes_prefix = getattr(policy, "hashes_prefix", False)
+        self._peeked: _Decided | None = None
         self.outlook = Outlook(knowledge, chain_seed)
         self.seed = seed
 
@@ -179,13 +189,23 @@ class Chooser:
 
     def peek(self, routed: Routed, candidates: Sequence[Member]) -> Decision | None:
         """Return what the choice would be now; nothing is taken. None without candidates."""
-        seen = self._decide(routed, candidates, self._clock())
-        return seen[0] if seen is not None else None
+        self._peeked = self._decide(routed, candidates, self._clock())
+        return self._peeked.decision if self._peeked is not None else None
 
-    def choose(self, routed: Routed, candidates: Sequence[Member]) -> Choice | None:
-        """Return the choice among ``candidates``, its lease taken; None when there are none."""
+    def choose(
+        self,
+        routed: Routed,
+        candidates: Sequence[Member],
+        decided: Decision | None = None,
+    ) -> Choice | None:
+        """Return the choice among ``candidates``, its lease taken; None when there are none.
+
+        ``decided`` is what ``peek`` has just returned for the same: it is not decided again.
+        """
         now_s = self._clock()
-        seen = self._decide(routed, candidates, now_s)
+        seen, self._peeked = self._peeked, None
+        if decided is None or seen is None or seen.decision is not decided:
+            seen = self._decide(routed, candidates, now_s)
         if seen is None:
             return None
         decision, request, views, is_live = seen
@@ -227,8 +247,8 @@ class Chooser:
 
     def _decide(
         self, routed: Routed, candidates: Sequence[Member], now_s: float
-    ) -> tuple[Decision, RoutingRequest, tuple[ReplicaView, ...], bool] | None:
-        """Return the policy's decision, what it saw, and whether the state is live."""
+    ) -> _Decided | None:
+        """Return the policy's decision and what it saw; None without one."""
         if not candidates:
             return None
         is_live = self._know.reader.freshness()[0] is Rung.LIVE
@@ -248,7 +268,7 @@ class Chooser:
             block_tokens=branch.identity.block_tokens,
         )
         decision = self._policy.pick(request, views)
-        return None if decision is None else (decision, request, views, is_live)
+        return None if decision is None else _Decided(decision, request, views, is_live)
 
     def _occupy(self, routed: Routed, member: Member) -> Footprint:
         """Let the request count as in flight on ``member`` from now on, with what it takes up."""

@@ -12,9 +12,11 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
+from policies.expected_ttft import ExpectedTtft
+from policies.hold import HoldSettings
 from policies.hot import HotSettings
 from policies.union import AnyPolicy
-from policies.weighted import Weighted
+from router.decision_log import DecisionLogSettings
 from router.expected import explained
 from router.kv_source import KvTransferSettings
 from router.upstream import Endpoint
@@ -163,8 +165,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: tuple[ModelSettings, ...] = ()
     tokens: TokenSettings = TokenSettings()
     state: StateSettings = StateSettings()
-    policy: AnyPolicy = Weighted()
+    policy: AnyPolicy = ExpectedTtft()
     hot_prefix: HotSettings = HotSettings()
+    hold: HoldSettings = HoldSettings()
     placements: PlacementSettings = PlacementSettings()
     kv_transfer: KvTransferSettings = KvTransferSettings()
     upstream: UpstreamTimes = UpstreamTimes()
@@ -174,6 +177,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     paths: tuple[ExtraPath, ...] = ()
     receipts: bool = False
     decisions_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
+    decisions: DecisionLogSettings = DecisionLogSettings()
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
 
@@ -235,6 +239,9 @@ def check_config(config: Config) -> None:
         except ValueError as error:
             message = f"state.redis: {error}"
             raise ConfigError(message) from None
+    if config.hold.enabled and config.state.lookup == "direct":
+        message = "hold.enabled: expected state.lookup mirror; a waiting request is chosen for anew"
+        raise ConfigError(message)
     seen: set[str] = set()
     for index, replica in enumerate(config.replicas):
         check_replica_url(f"replicas[{index}].url", replica.url)

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from policies.hold import HoldEnd
 from prompt.model import Unroutable
 from router.tally import Spread, Tally
 from state.model import Rung
@@ -31,6 +32,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BUCKETS_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 )  # fmt: skip
+HELD_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 
 
@@ -44,6 +46,7 @@ class Gauges(Collector):
         self.freshness: Callable[[], tuple[Rung, float]] = lambda: (Rung.LOCAL, 0.0)
         self.loop_lag_s: Callable[[], float] = float
         self.open_connections: Callable[[], int] = int
+        self.held_requests: Callable[[], int] = int
         self.unusable_records: Callable[[], int] = int
         self.lookups: Callable[[], Mapping[str, int]] = dict
         self.mirror: Callable[[], MirrorFigures | None] = lambda: None
@@ -72,6 +75,7 @@ class Gauges(Collector):
             ("loop_lag_seconds", "Last measured delay of the event loop.", self.loop_lag_s()),
             ("replica_connections", "Open connections to replicas.", self.open_connections()),
             ("unusable_records", "Replicas with no usable address.", self.unusable_records()),
+            ("held_requests", "Requests that wait in the router.", self.held_requests()),
         ):
             yield GaugeMetricFamily(f"warmroute_{name}", text, value=float(value))
         lookups = CounterMetricFamily(
@@ -149,6 +153,10 @@ class Metrics:
             "Time to read the prompt and choose a replica.",
             DECISION_BUCKETS_S,
         )
+        self._holds = Tally(
+            "warmroute_holds", "Requests that waited in the router, by how that ended.", ["end"]
+        )
+        self._held = Spread("warmroute_held_seconds", "How long they waited there.", HELD_BUCKETS_S)
         self.registry.register(
             Counts(
                 self._requests,
@@ -161,6 +169,8 @@ class Metrics:
                 self._reported_tokens,
                 self._ttft,
                 self._decision,
+                self._holds,
+                self._held,
             )
         )
 
@@ -168,6 +178,12 @@ class Metrics:
         """Count one decision."""
         self._decisions.add(1, (decision.reason.value,))
         self._decision.observe(duration_s)
+
+    def held(self, end: HoldEnd, held_s: float) -> None:
+        """Count one request that waited, or would have if there had been room."""
+        self._holds.add(1, (end.value,))
+        if end is not HoldEnd.BYPASSED:
+            self._held.observe(held_s)
 
     def finished(self, record: DecisionRecord) -> None:
         """Count one ended request."""

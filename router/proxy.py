@@ -34,12 +34,15 @@ from state.lease import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from policies.model import Decision
     from prompt.reader import PromptReader
     from router.chooser import Choice, Chooser, Routed
     from router.client import Answer
     from router.config import Config
+    from router.decision_log import DecisionLog
     from router.fleet import FleetTable
     from router.health import Health
+    from router.hold import Hold
     from router.metrics import Metrics
     from router.relay import Relayed
     from router.request import Request
@@ -77,6 +80,8 @@ class ProxyParts:
     unix_clock: Callable[[], float]
     mint_id: Callable[[], str]
     lookup: Lookup | None = None
+    decisions: DecisionLog | None = None
+    hold: Hold | None = None
 
 
 @dataclass(slots=True)
@@ -90,6 +95,9 @@ class Call:
     started_unix_s: float
     routed: Routed | None = None
     attempts: list[Attempt] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    """One for each attempt."""
+    held_s: float = 0.0
     ttft_s: float | None = None
     relayed: Relayed | None = None
     status: int = CLIENT_CLOSED
@@ -167,7 +175,11 @@ class Proxy:
         while True:
             if parts.lookup is not None:
                 await self._look_up(parts.lookup, call.routed, tried)
-            choice = self._choose(call.routed, tried)
+            if parts.hold is None or call.attempts:  # a second try has waited enough
+                choice = self._choose(call.routed, tried)
+            else:
+                choice = await self._hold(parts.hold, call, call.routed)
+                began_s += call.held_s
             parts.metrics.decided(choice.decision, parts.clock() - began_s)
             try:
                 return await self._attempt(request, body, call, choice)
@@ -199,11 +211,13 @@ class Proxy:
         candidates = parts.fleet.candidates(routed.prompt.model or None, parts.health, tried)
         await lookup.prepare(parts.chooser.questions(routed, candidates))
 
-    def _choose(self, routed: Routed, tried: set[ReplicaId]) -> Choice:
+    def _choose(
+        self, routed: Routed, tried: set[ReplicaId], decided: Decision | None = None
+    ) -> Choice:
         parts = self._parts
         model = routed.prompt.model or None
         candidates = parts.fleet.candidates(model, parts.health, tried)
-        choice = parts.chooser.choose(routed, candidates)
+        choice = parts.chooser.choose(routed, candidates, decided)
         if choice is not None:
             return choice
         known = parts.fleet.models(parts.health)
@@ -212,6 +226,23 @@ class Proxy:
             raise ModelNotFoundError(message, param="model")
         message = "no replica can take the request now"
         raise NoReplicaError(message)
+
+    async def _hold(self, hold: Hold, call: Call, routed: Routed) -> Choice:
+        """Return the first choice of a request, for which it may have to wait its turn."""
+        parts, model = self._parts, routed.prompt.model or None
+
+        def peek() -> Decision | None:
+            return parts.chooser.peek(routed, parts.fleet.candidates(model, parts.health, set()))
+
+        started_s = parts.clock()
+        try:
+            choice, call.held_s = await hold.choose(
+                routed, peek, lambda decided: self._choose(routed, set(), decided)
+            )
+        except BaseException:
+            call.held_s = parts.clock() - started_s
+            raise
+        return choice
 
     async def _attempt(
         self, request: Request, body: bytes, call: Call, choice: Choice
@@ -226,6 +257,8 @@ class Proxy:
             now_s = self._parts.clock()
             choice.first_byte(now_s)
             ttft_s = now_s - call.started_s
+            if self._parts.hold is not None:
+                self._parts.hold.wake()
 
         try:
             relayed = await relay(
@@ -250,8 +283,16 @@ class Proxy:
         finally:
             usage = call.relayed.usage if call.relayed is not None else None
             output_tokens = usage.completion_tokens if usage is not None else None
-            choice.finish(outcome, had_first_byte=ttft_s is not None, output_tokens=output_tokens)
+            choice.finish(
+                outcome,
+                had_first_byte=ttft_s is not None,
+                output_tokens=output_tokens,
+                now_s=self._parts.clock(),
+            )
+            if self._parts.hold is not None:
+                self._parts.hold.wake()
             call.ttft_s = ttft_s
+            call.choices.append(choice)
             call.attempts.append(
                 Attempt(
                     decision=choice.decision,
@@ -281,6 +322,9 @@ class Proxy:
         if not self._parts.config.receipts:
             return ()
         decision = choice.decision
+        held: tuple[tuple[str, str], ...] = ()
+        if self._parts.hold is not None:
+            held = ((f"{RECEIPT_PREFIX}held-ms", str(round(call.held_s * 1000.0))),)
         return (
             (f"{RECEIPT_PREFIX}request-id", call.request_id),
             (f"{RECEIPT_PREFIX}replica", decision.replica),
@@ -291,6 +335,7 @@ class Proxy:
                 str(decision.predicted_lower_tier_tokens),
             ),
             (f"{RECEIPT_PREFIX}rung", self._parts.reader.freshness()[0].value),
+            *held,
         )
 
     def _account(self, call: Call) -> None:
@@ -317,6 +362,7 @@ class Proxy:
             state_age_s=age_s,
             hot_prefix_tokens=heat.prefix_tokens if heat is not None else None,
             hot_holders=tuple(sorted(heat.holders)) if heat is not None else (),
+            held_s=call.held_s,
             attempts=tuple(call.attempts),
             status=call.status,
             outcome=call.outcome,
@@ -324,6 +370,9 @@ class Proxy:
             duration_s=parts.clock() - call.started_s,
             reported_prompt_tokens=usage.prompt_tokens if usage is not None else None,
             reported_cached_tokens=usage.cached_tokens if usage is not None else None,
+            reported_output_tokens=usage.completion_tokens if usage is not None else None,
         )
         parts.trace.add(record)
         parts.metrics.finished(record)
+        if routed is not None and parts.decisions is not None:
+            parts.decisions.add(record, call.choices, routed)

@@ -30,7 +30,8 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     """One request as the router saw it. Unknown is None.
 
     ``request_id`` is the router's own; ``client_request_id`` is what the client called it.
-    ``unroutable`` says why no prefix could be computed, when none could.
+    ``unroutable`` says why no prefix could be computed, when none could. ``held_s``: what it waited
+    in the router for its replica.
     """
 
     request_id: str
@@ -55,6 +56,8 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     duration_s: float
     reported_prompt_tokens: int | None
     reported_cached_tokens: int | None
+    reported_output_tokens: int | None = None
+    held_s: float = 0.0
 
 
 class DecisionTrace:

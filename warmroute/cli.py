@@ -1,4 +1,4 @@
-"""The command line: ``warmroute serve | sidecar | worker | demo | explain | kv``.
+"""The command line: one module per command, listed in COMMANDS.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 fenced by another sidecar, 130 on
 Ctrl-C. Commands are imported when they run, so that ``--help`` is quick.
@@ -22,7 +22,10 @@ COMMANDS = {
     "sidecar": ("warmroute.sidecar", "tell the routers what one engine holds and how busy it is"),
     "worker": ("warmroute.worker", "run the bundled paged-KV worker"),
     "demo": ("warmroute.demo", "compare routing policies on a local fleet, no GPU needed"),
+    "replay": ("warmroute.replay", "replay a trace in virtual time or against a live target"),
     "explain": ("warmroute.explain", "show why a request went where it went"),
+    "calibrate": ("warmroute.calibrate", "fit the step-time model of a live engine"),
+    "tune": ("warmroute.tune", "find better policy weights for a trace, in virtual time"),
     "kv": ("warmroute.kv", "audit the bundled worker's KV cache, or size one"),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -31,6 +31,9 @@ class AIBrix(
     Requests are those the gateway has in flight, here over all routers; the match is its own
     record of placements (the index of KV events is an option there).
     """
+
+    uses_placements: ClassVar[bool] = True
+    """Knows caches by the placements of this router alone."""
 
     gate_gap: Amount = 8
     gate_factor: Amount = 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import xxhash
 from msgspec import Meta, Struct
@@ -44,6 +44,9 @@ class BoundedHash(
     blocks, which have to reach beyond what all prompts share. A prompt shorter than a block has
     any place. KubeAI counts its own requests only, here the leases of all routers count.
     """
+
+    hashes_prefix: ClassVar[bool] = True
+    """Places by the ids of the first blocks."""
 
     load_factor: Annotated[float, Meta(ge=1)] = 1.25
     points: Annotated[int, Meta(ge=1, le=4_096)] = 256

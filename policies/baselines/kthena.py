@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
@@ -37,6 +37,9 @@ class Kthena(
     and TPOT per replica, which a view does not carry: left out, as if none were known (all 100).
     """
 
+    uses_placements: ClassVar[bool] = True
+    """Knows caches by the placements of this router alone."""
+
     w_least_request: Weight = 1.0
     w_prefix: Weight = 1.0
     max_waiting: Annotated[int, Meta(ge=1)] = 10
@@ -50,7 +53,11 @@ class Kthena(
         free = tuple(view for view in fleet if (view.waiting or 0) < self.max_waiting) or fleet
         bases = _bases(free)
         most = max(bases)
-        percents = {view.replica: self._percent(view, request) for view in fleet}
+        seen_tokens = max(1, min(request.prompt_tokens, self.max_prefix_tokens))
+        percents = {
+            view.replica: _FULL * min(view.placed_tokens, seen_tokens) // seen_tokens
+            for view in fleet
+        }
         counted = self._longest(free, percents, request)
         candidates = tuple(
             candidate_of(
@@ -67,10 +74,6 @@ class Kthena(
         held = {replica: float(percent) for replica, percent in percents.items()}
         return decided(request, candidates, held)
 
-    def _percent(self, view: ReplicaView, request: RoutingRequest) -> int:
-        seen_tokens = max(1, min(request.prompt_tokens, self.max_prefix_tokens))
-        return _FULL * min(view.placed_tokens, seen_tokens) // seen_tokens
-
     def _longest(
         self,
         free: tuple[ReplicaView, ...],
@@ -78,14 +81,19 @@ class Kthena(
         request: RoutingRequest,
     ) -> set[ReplicaId]:
         """Return who is among the longest matches, in no particular order among equals."""
-        matching = sorted(view.replica for view in free if percents[view.replica])
+        matching = [view.replica for view in free if percents[view.replica]]
         if len(matching) <= self.top_matches:
             return set(matching)
-        ranked = sorted(
-            (-percents[replica], draw_below(2**32, request, _SHUFFLE + place), replica)
-            for place, replica in enumerate(matching)
-        )
-        return {replica for *_, replica in ranked[: self.top_matches]}
+        bar = sorted((percents[replica] for replica in matching), reverse=True)[
+            self.top_matches - 1
+        ]
+        longest = {replica for replica in matching if percents[replica] > bar}
+        equals = sorted(replica for replica in matching if percents[replica] == bar)
+        room = self.top_matches - len(longest)
+        while room and equals:
+            longest.add(equals.pop(draw_below(len(equals), request, _SHUFFLE + room)))
+            room -= 1
+        return longest
 
 
 def _bases(fleet: tuple[ReplicaView, ...]) -> list[float]:

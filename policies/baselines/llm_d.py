@@ -11,7 +11,7 @@ The trained latency predictor is a model and no formula: there is no baseline of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -39,6 +39,9 @@ class LlmD(
     ``prefix`` is the part of the prompt that this router placed there; what the engine evicted
     since then still counts.
     """
+
+    uses_placements: ClassVar[bool] = True
+    """Knows caches by the placements of this router alone."""
 
     w_prefix: Weight = 3.0
     w_queue: Weight = 2.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import fsum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -34,6 +34,9 @@ class Preble(
     Left out, as they need histories per prefix: the cost of what the prompt evicts, and the
     replication of prefixes whose TTFT doubles.
     """
+
+    uses_placements: ClassVar[bool] = True
+    """Knows caches by the placements of this router alone."""
 
     prefill: PrefillCost = PrefillCost()
     window_s: Amount = 180.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import xxhash
 from msgspec import Meta, Struct
@@ -34,6 +34,9 @@ class SessionHash(
     the load: a popular session or prefix overloads its replica. A replica that comes or goes
     moves only the sessions that are its own.
     """
+
+    hashes_prefix: ClassVar[bool] = True
+    """Places by the ids of the first blocks."""
 
     prefix_blocks: Annotated[int, Meta(ge=1)] = 4
 

@@ -12,7 +12,7 @@ processed and then by index; here a draw does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -36,6 +36,9 @@ class SmgTree(
     that the least loaded one does. The tree does not know what engines evicted, and each
     router has its own. Which of several equal holders it names is arbitrary: drawn here.
     """
+
+    uses_placements: ClassVar[bool] = True
+    """Knows caches by the placements of this router alone."""
 
     cache_threshold: Part = 0.3
     balance_abs: Requests = 64

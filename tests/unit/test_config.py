@@ -52,6 +52,8 @@ def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
         ({"tokens": {"patience_s": 0}}, "tokens.patience_s"),
         ({"policy": {"kind": "weighted", "lower_tier_credit": 2}}, "policy.lower_tier_credit"),
         ({"kv_transfer": {"min_tokens": 0}}, "kv_transfer.min_tokens"),
+        ({"hold": {"enabled": True}, "state": {"lookup": "direct"}}, "hold.enabled"),
+        ({"hold": {"ageing": -1}}, "hold.ageing"),
         ({"kv_transfer": {"enabled": "yes"}}, "kv_transfer.enabled"),
         ({"kv_transfer": {"tokens": 1}}, "kv_transfer"),
         ({"paths": ["v1/audio/speech"]}, "paths[0]"),
@@ -71,6 +73,13 @@ def test_a_wrong_key_is_named_by_its_path(raw: object, expected: str) -> None:
     assert expected in str(caught.value).split(":")[0] or expected in str(caught.value)
 
 
+KINDS = (
+    "aibrix bounded_hash dynamo expected_ttft kthena least_loaded least_work llm_d llm_d_precise "
+    "llm_d_sticky loadaware mooncake power_of_two preble random round_robin session_hash smg_event "
+    "smg_tree weighted"
+).split()
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
@@ -81,10 +90,7 @@ def test_a_wrong_key_is_named_by_its_path(raw: object, expected: str) -> None:
         ),
         (
             {"policy": {"kind": "best"}},
-            (
-                "policy.kind: expected least_loaded or power_of_two or random or round_robin or "
-                "weighted, got 'best'"
-            ),
+            f"policy.kind: expected {' or '.join(KINDS)}, got 'best'",
         ),
         (
             {"paths": ["/a", "b"]},
