@@ -9,7 +9,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check format test test-data test-kill test-vllm test-reference test-engine soak \
-  gpu-check bench bench-router bench-history bench-prompt bench-engine bench-tiers bench-transfer \
+  gpu-check grid bench-live bench bench-router bench-history bench-prompt bench-engine bench-tiers bench-transfer \
   bench-publish bench-quick bench-peers bench-native lock clean
 
 help: ## Show the targets
@@ -88,6 +88,12 @@ bench-prompt: $(DEV) ## Reading prompts alone
 
 bench-engine: ## The worker's runners beside transformers (WARMROUTE_ENGINE=/path/to/environment)
 	@$(WARMROUTE_ENGINE)/bin/python bench/engine_bench.py
+
+grid: $(DEV) ## Every policy on the shared traces, resumable (GRID="--requests 3000 --minutes 30"; hours in full)
+	@$(BIN)/python bench/grid.py $(GRID)
+
+bench-live: $(DEV) ## Live replay beside round robin and vllm-router (WARMROUTE_VLLM=/path/to/vllm; slow)
+	@$(BIN)/python bench/live_bench.py --engines $(if $(WARMROUTE_VLLM),vllm,worker) $(LIVE)
 
 bench-tiers: $(DEV) ## The worker with and without tiers and transfer (some 5 minutes)
 	@$(BIN)/python bench/tier_bench.py

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias, get_args
 
 from policies.baselines.aibrix import AIBrix
 from policies.baselines.bounded_hash import BoundedHash
@@ -44,3 +44,8 @@ AnyPolicy: TypeAlias = (
     | AIBrix
     | Kthena
 )
+
+KINDS: Final[tuple[str, ...]] = tuple(
+    sorted(policy.__struct_config__.tag for policy in get_args(AnyPolicy))
+)
+"""What a policy may be called in the configuration."""

@@ -52,11 +52,11 @@ class Weighted(
         """Return the decision; None when the fleet is empty."""
         if not fleet:
             return None
-        candidates, most_held_tokens = self._scored(request, fleet)
+        candidates, held_tokens = self._scored(request, fleet)
         winner = draw_near_best(candidates, self.tie_margin, request)
         return Decision(
             replica=winner.replica,
-            reason=self._reason(winner, most_held_tokens),
+            reason=self._reason(winner, held_tokens),
             predicted_cached_tokens=winner.cached_tokens,
             predicted_lower_tier_tokens=winner.lower_tier_tokens,
             candidates=candidates,
@@ -64,8 +64,8 @@ class Weighted(
 
     def _scored(
         self, request: RoutingRequest, fleet: tuple[ReplicaView, ...]
-    ) -> tuple[tuple[Candidate, ...], float]:
-        """Return the candidates, and the tokens that count as held where most are.
+    ) -> tuple[tuple[Candidate, ...], list[float]]:
+        """Return the candidates, and the tokens that count as held by each.
 
         A replica that is to hold a hot prefix is scored as if it held it already: among the
         holders, cold and warm, the load decides. At least the last token is to compute.
@@ -98,13 +98,14 @@ class Weighted(
                     lower_tier_tokens=view.lower_tier_tokens,
                 )
             )
-        return tuple(scored), max(all_held_tokens)
+        return tuple(scored), all_held_tokens
 
     def _held_tokens(self, one: ReplicaView | Candidate) -> float:
         return one.cached_tokens + self.lower_tier_credit * one.lower_tier_tokens
 
-    def _reason(self, winner: Candidate, most_held_tokens: float) -> Reason:
-        if most_held_tokens == 0:
+    def _reason(self, winner: Candidate, held_tokens: list[float]) -> Reason:
+        most_tokens = max(held_tokens)
+        if min(held_tokens) == most_tokens:
             return Reason.LOAD
-        is_warmest = self._held_tokens(winner) == most_held_tokens
+        is_warmest = self._held_tokens(winner) == most_tokens
         return Reason.PREFIX if is_warmest else Reason.SPILL

@@ -76,6 +76,18 @@ class Served(Struct, frozen=True, kw_only=True):
     state_url: str | None
 
 
+def _knowledge(config: Config, reader: Mirror | DirectReader) -> Knowledge:
+    keeps_placements = getattr(config.policy, "uses_placements", False)
+    return Knowledge(
+        reader=reader,
+        leases=LeaseBook(),
+        pending=Placements(config.placements.pending_s),
+        guessed=Placements(config.placements.guess_s),
+        heat=HeatMap(config.hot_prefix),
+        placed=Placements(config.placements.guess_s) if keeps_placements else None,
+    )
+
+
 class App:
     """One router process's parts, wired; no sockets yet."""
 
@@ -91,18 +103,7 @@ class App:
         self.config = config
         self.reader = reader
         self.pool = UpstreamPool(UpstreamSettings(**structs.asdict(config.upstream)))
-        self.know = Knowledge(
-            reader=reader,
-            leases=LeaseBook(),
-            pending=Placements(config.placements.pending_s),
-            guessed=Placements(config.placements.guess_s),
-            heat=HeatMap(config.hot_prefix),
-            placed=(
-                Placements(config.placements.guess_s)
-                if getattr(config.policy, "uses_placements", False)
-                else None
-            ),
-        )
+        self.know = _knowledge(config, reader)
         self.fleet = FleetTable(reader, config.replicas)
         jitter = random.Random(seed)  # noqa: S311 - spreads checks, guards nothing
         self.health = Health(self.fleet, self.pool, config.health, jitter)

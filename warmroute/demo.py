@@ -64,7 +64,7 @@ EXIT_FAILED: Final = 1
 POLICIES: Final = {
     "round robin": "round_robin",
     "least loaded": "least_loaded",
-    "warmroute": "weighted",
+    "warmroute": "expected_ttft",
 }
 """What a person reads -> ``--policy``, in the order of play."""
 OWN_POLICY: Final = POLICIES["warmroute"]

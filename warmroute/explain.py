@@ -123,8 +123,8 @@ def candidates_table(attempt: Attempt) -> Table:
         table.add_column(column, justify="right")
     for candidate in sorted(candidates, key=lambda c: c.score):
         is_chosen = candidate.replica == attempt.decision.replica
-        cells = [f"{candidate.score:.4f}"]
-        cells += [f"{candidate.terms.get(name, 0.0):.4f}" for name in names]
+        cells = [f"{candidate.score:.4g}"]
+        cells += [f"{candidate.terms.get(name, 0.0):.4g}" for name in names]
         cells.append(str(candidate.cached_tokens))
         if has_lower:
             cells.append(str(candidate.lower_tier_tokens))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from policies.union import KINDS
 from router.app import Served, serve
 from router.config import (
     DEFAULT_ADMIN,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("warmroute")
 
 REDIS_VARIABLE = "WARMROUTE_REDIS"
-POLICIES = ("weighted", "round_robin", "random", "least_loaded", "power_of_two")
 EXAMPLES = """\
 examples:
   # two engines, nothing else: affinity from the router's own placements
@@ -70,7 +70,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admin", metavar="HOST:PORT", help=f"for operators (default: {DEFAULT_ADMIN})"
     )
-    parser.add_argument("--policy", choices=POLICIES, help="routing policy (default: weighted)")
+    parser.add_argument("--policy", choices=KINDS, help="routing policy (default: expected_ttft)")
     parser.add_argument("--seed", type=int, help="seed of all random draws (default: random)")
     parser.add_argument("--receipts", action="store_true", help="answer with x-warmroute-* headers")
     add_process_flags(parser)

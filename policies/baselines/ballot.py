@@ -54,6 +54,6 @@ def decided(
 
 def _reason(chosen: ReplicaId, held: Mapping[ReplicaId, float]) -> Reason:
     most = max(held.values())
-    if most <= 0:
+    if most <= 0 or min(held.values()) == most:
         return Reason.LOAD
     return Reason.PREFIX if held[chosen] == most else Reason.SPILL
