@@ -226,7 +226,7 @@ class Chooser:
         footprint = self._occupy(routed, member)
         choice = Choice(member, decision, lease, book, placements, footprint, is_told, shadows)
         choice.request, choice.views = request, views
-        if is_told and routed.prompt.is_stream:
+        if routed.prompt.is_stream and routed.prompt.prompts:
             choice.due_ms, choice.speeds = due_ms, self._know.speeds
         if is_told and member.can_fetch and self._kv_transfer.enabled:
             choice.kv_source = kv_source(member, candidates, views, self._kv_transfer.min_tokens)
