@@ -53,7 +53,12 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--capacity-tokens", type=count, metavar="N", help="KV cache of each (default: 440000)"
     )
-    group.add_argument("--cost", choices=PRESETS, help=f"their clock (default: {PRESETS[1]})")
+    group.add_argument(
+        "--cost",
+        metavar="PRESET|FILE",
+        help=f"their clock: {', '.join(PRESETS)}, or what 'warmroute calibrate' wrote "
+        f"(default: {PRESETS[1]})",
+    )
     group.add_argument("--routers", type=count, metavar="N", help="routers (default: 1)")
     group.add_argument(
         "--event-delay",
@@ -71,39 +76,47 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
 
 def fleet_of(options: argparse.Namespace) -> FleetSettings:
     """Return the fleet of file and flags; raises UsageError."""
-    raw = {} if options.fleet is None else _read(options.fleet)
+    raw = {} if options.fleet is None else _read("--fleet", options.fleet)
     for name in ("replicas", "capacity_tokens", "cost", "routers", "seed"):
         if getattr(options, name) is not None:
             raw[name] = getattr(options, name)
     if options.event_delay_ms is not None:
         raw["event_delay_s"] = options.event_delay_ms / 1_000
     preset = raw.get("cost")
-    if isinstance(preset, str):
-        if preset not in PRESETS:
-            message = f"--fleet: {options.fleet}: cost: expected {', '.join(PRESETS)} or a mapping"
-            raise UsageError(message)
+    if isinstance(preset, str) and preset in PRESETS:
         name = cast("PresetName", preset)
         raw["cost"] = msgspec.to_builtins(preset_cost(name))
         raw.setdefault("kv_bytes_per_token", preset_page_bytes(name, 1))
+    elif options.cost is not None:
+        if not Path(options.cost).is_file():
+            message = f"--cost: expected {', '.join(PRESETS)} or a file, got {options.cost!r}"
+            raise UsageError(message)
+        raw["cost"] = _read("--cost", options.cost)
+    elif isinstance(preset, str):
+        message = f"--fleet: {options.fleet}: cost: expected {', '.join(PRESETS)} or a mapping"
+        raise UsageError(message)
     try:
         return msgspec.convert(raw, FleetSettings)
     except msgspec.ValidationError as error:
-        where = "" if options.fleet is None else f"--fleet: {options.fleet}: "
+        files = {"--fleet": options.fleet, "--cost": options.cost}
+        where = "".join(
+            f"{flag}: {path}: " for flag, path in files.items() if path and path not in PRESETS
+        )
         message = f"{where}{explained(error, FleetSettings)}"
         raise UsageError(message) from None
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(flag: str, path: str) -> dict[str, Any]:
     try:
         raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        message = f"--fleet: {path}: {error.strerror}"
+        message = f"{flag}: {path}: {error.strerror}"
         raise UsageError(message) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        message = f"--fleet: {path}: not YAML: {' '.join(str(error).split())}"
+        message = f"{flag}: {path}: not YAML: {' '.join(str(error).split())}"
         raise UsageError(message) from None
     if not isinstance(raw, dict | None):
-        message = f"--fleet: {path}: expected a mapping"
+        message = f"{flag}: {path}: expected a mapping"
         raise UsageError(message)
     return raw or {}
 

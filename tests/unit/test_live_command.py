@@ -14,7 +14,7 @@ from policies.weighted import Weighted
 from replay.setting import FleetSettings
 from replay.trace import TraceRequest
 from router.config import Config
-from sidecar.clock import LLAMA_8B_H100
+from sidecar.clock import LLAMA_8B_H100, StepCost
 from warmroute.cli import UsageError, main
 from warmroute.replay_fleet import add_fleet_flags, bounds_of, fleet_of
 from warmroute.replay_input import (
@@ -97,7 +97,6 @@ def test_wrong_words_are_refused_by_name(
         (["--event-delay", "-1"], "--event-delay: expected a number of at least 0, got '-1'"),
         (["--rate", "1", "--speed", "2"], "not allowed with argument"),
         (["--seed", "-1"], "--seed: expected a whole number below 2**63, got '-1'"),
-        (["--cost", "h200"], "--cost: invalid choice"),
     ],
 )
 def test_values_out_of_range_end_with_the_usage(
@@ -276,3 +275,23 @@ def test_bounds_have_one_memory_and_the_infinite_one_holds_the_whole_trace() -> 
     assert all(one.is_pooled and not one.event_delay_s + one.event_loss for one in bounds.values())
     assert bounds["pooled"].capacity_tokens == 1_000
     assert 4 * bounds["infinite"].capacity_tokens >= 50 * 1_000
+
+
+def test_the_cost_that_a_calibration_wrote_is_the_fleets_clock(tmp_path: Path) -> None:
+    path = tmp_path / "cost.yaml"
+    path.write_text(
+        "step_ms: 5\nprefill_token_ms: 0.03\nattention_pair_ms: 0\n"
+        "decode_sequence_ms: 0.1\nkv_token_read_ms: 0\n"
+    )
+    assert fleet("--cost", str(path)).cost == StepCost(
+        step_ms=5,
+        prefill_token_ms=0.03,
+        attention_pair_ms=0,
+        decode_sequence_ms=0.1,
+        kv_token_read_ms=0,
+    )
+    path.write_text("step_ms: fast\n")
+    with pytest.raises(UsageError, match=r"--cost: .*cost\.yaml: cost\.step_ms: Expected `float`"):
+        fleet("--cost", str(path))
+    with pytest.raises(UsageError, match="--cost: expected llama-8b-h100, .* or a file, got 'h2'"):
+        fleet("--cost", "h2")
