@@ -293,5 +293,5 @@ def test_the_cost_that_a_calibration_wrote_is_the_fleets_clock(tmp_path: Path) -
     path.write_text("step_ms: fast\n")
     with pytest.raises(UsageError, match=r"--cost: .*cost\.yaml: cost\.step_ms: Expected `float`"):
         fleet("--cost", str(path))
-    with pytest.raises(UsageError, match="--cost: expected llama-8b-h100, .* or a file, got 'h2'"):
+    with pytest.raises(UsageError, match=r"--cost: expected llama-8b-h100, .* or a file, got 'h2'"):
         fleet("--cost", "h2")
