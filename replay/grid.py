@@ -95,7 +95,7 @@ def contenders(cost: PrefillCost) -> dict[str, tuple[Policy, HoldSettings]]:
 
     Preble is not among them: too much of it is approximated to be judged here.
     """
-    direct = HoldSettings()
+    direct = HoldSettings(enabled=False)
     ours = ExpectedTtft(prefill=cost)
     queued = HoldSettings(enabled=True)
     named: dict[str, Policy] = {
@@ -126,7 +126,8 @@ def contenders(cost: PrefillCost) -> dict[str, tuple[Policy, HoldSettings]]:
 def bounds(cost: PrefillCost) -> dict[str, tuple[Policy, HoldSettings]]:
     """Return the bounds by name: how each shares its work is that of the best policy."""
     ours = ExpectedTtft(prefill=cost)
-    return {POOLED: (ours, HoldSettings()), INFINITE: (ours, HoldSettings())}
+    direct = HoldSettings(enabled=False)
+    return {POOLED: (ours, direct), INFINITE: (ours, direct)}
 
 
 def prefill_work_s(requests: Sequence[TraceRequest], block_tokens: int, cost: PrefillCost) -> float:

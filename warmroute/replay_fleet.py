@@ -10,6 +10,7 @@ import yaml
 from msgspec import structs
 
 from policies.expected_ttft import ExpectedTtft
+from policies.hold import HoldSettings
 from replay.setting import FleetSettings
 from replay.simulate import simulate
 from router.expected import explained
@@ -129,7 +130,13 @@ def bounds_of(feed: Feed, settings: FleetSettings) -> dict[str, FleetSettings]:
     """
     whole_tokens = sum(one.prompt_tokens + one.output_tokens for one in feed.requests)
     whole_tokens += len(feed.requests) * feed.block_tokens
-    pooled = structs.replace(settings, is_pooled=True, event_delay_s=0.0, event_loss=0.0)
+    pooled = structs.replace(
+        settings,
+        is_pooled=True,
+        event_delay_s=0.0,
+        event_loss=0.0,
+        hold=HoldSettings(enabled=False),
+    )
     capacity_tokens = max(settings.capacity_tokens, -(-whole_tokens // settings.replicas))
     return {POOLED: pooled, INFINITE: structs.replace(pooled, capacity_tokens=capacity_tokens)}
 

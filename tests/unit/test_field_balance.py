@@ -233,9 +233,7 @@ def test_alternating_hotspots_are_served_as_soon_as_where_load_decides(policy: P
     ]
     small = FleetSettings(replicas=8, capacity_tokens=6_400)
     ours, theirs = (replay(asked, each, small) for each in (policy, LeastLoaded()))
-    p95_s = [
-        sorted(one.ttft_s or 0.0 for one in run.outcomes)[2_850] for run in (ours, theirs)
-    ]
+    p95_s = [sorted(one.ttft_s or 0.0 for one in run.outcomes)[2_850] for run in (ours, theirs)]
     assert p95_s[0] <= 1.02 * p95_s[1]
     assert hit_ratio(ours.outcomes) > 0.9
     assert imbalance(ours) < 1.2
