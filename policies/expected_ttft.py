@@ -7,11 +7,16 @@
 ``X``      its own prefill there: what the replica does not hold, with attention over the context;
            what only a lower tier holds is fetched or computed, whichever is less
 ``A``      the part of X that the best-matching replica would not need
-``k``      how many more than two requests shared that part within the last half minute
+``k``      how many more than two requests shared that part within the last half minute; of a hot
+           prefix, by its rate, and over the square of its copies: one more of m takes 1 / m^2
 ``X'``     X - A * k / (1 + k): a second copy of what many will ask for again is no waste
 ``n``      requests that are active there: prefill stalls every stream that decodes beside it
 ``rho``    decayed prefill work sent there, against the fleet's mean: long-run load stays apart even
            while nothing is queued
+
+A new prefix that half of the traffic brings at once is worth a few copies, at once, and not one on
+every replica: each stalls its replica for the whole of X. Copies still under way are counted, parts
+as parts; the rate says how many will come while few have.
 
 Where replicas can fetch pages from each other, X is at most pulling what the best match holds and
 computing the rest. Unknown is unknown: an engine that reports no queue counts as the mean.
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
     from policies.model import ReplicaView, RoutingRequest
     from state.model import ReplicaId
 
+POPULAR_S: Final = 30.0
+"""Popularity is arrivals of so long, as in ``RoutingRequest.popularity``."""
 COMMON: Final = 2.0
 """So many requests for a prefix in half a minute are no sign of popularity."""
 
@@ -70,7 +77,7 @@ class ExpectedTtft(
         if not fleet:
             return None
         most_tokens = max([view.cached_tokens for view in fleet])
-        repeats = _repeats(request, most_tokens)
+        repeats = _repeats(request, fleet, most_tokens)
         loads = [view.prefill_load / view.speed for view in fleet]
         mean_load = mean_of(loads)
         queued_ms = self._queued_ms(request, fleet)
@@ -197,10 +204,15 @@ class ExpectedTtft(
         return [queue * each_ms for queue in queues]
 
 
-def _repeats(request: RoutingRequest, most_tokens: int) -> float:
-    """Return how many more than a few requests shared the longest prefix that anybody holds."""
+def _repeats(request: RoutingRequest, fleet: tuple[ReplicaView, ...], most_tokens: int) -> float:
+    """Return how many more than a few requests another copy of the best match would serve."""
     if most_tokens == 0:
         return 0.0
+    heat = request.heat
+    if heat is not None and heat.prefix_tokens >= most_tokens:
+        parts = [min(view.cached_tokens, heat.prefix_tokens) for view in fleet]
+        copies = max(1.0, sum(parts) / heat.prefix_tokens)
+        return max(0.0, POPULAR_S * heat.rate_per_s - COMMON) / copies**2
     shared = 0.0
     for prefix_tokens, arrivals in request.popularity:
         shared = arrivals

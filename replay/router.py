@@ -75,7 +75,8 @@ class VirtualRouter:
         self._settings = settings
         self._block_tokens = block_tokens
         self._residency = residency
-        self._cost = cost_at_speed_one(settings)
+        own = settings.prefill or getattr(policy, "prefill", None)
+        self._cost: PrefillCost = own or cost_at_speed_one(settings)
         self._heat = HeatMap(settings.hot) if settings.hot is not None else None
         self._pending = Placements()
         self._tree = Placements(TREE_TTL_S, 2 * settings.capacity_tokens // block_tokens)

@@ -229,7 +229,10 @@ class Chooser:
         if routed.prompt.is_stream and routed.prompt.prompts:
             choice.due_ms, choice.speeds = due_ms, self._know.speeds
         if is_told and member.can_fetch and self._kv_transfer.enabled:
-            choice.kv_source = kv_source(member, candidates, views, self._kv_transfer.min_tokens)
+            found = kv_source(member, candidates, views, self._kv_transfer.min_tokens)
+            if decision.kv_source is not None:  # the choice counts on it
+                found = next((m for m in candidates if m.replica == decision.kv_source), found)
+            choice.kv_source = found
         return choice
 
     def _lease(self, routed: Routed, decision: Decision, now_s: float) -> tuple[Lease, float]:

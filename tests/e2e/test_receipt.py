@@ -83,8 +83,8 @@ async def test_equal_calls_of_the_sdk_give_equal_answers_streamed_or_not(
 
 async def test_a_receipt_says_what_the_decision_record_says(fleet: LocalFleet) -> None:
     async with sdk(fleet.router.url) as client:
-        cold = await ask(client, MODEL, [("user", LONG_TEXT + "receipt")])
-        warm = await ask(client, MODEL, [("user", LONG_TEXT + "receipt")])
+        cold = await ask(client, MODEL, [("user", "receipt " + LONG_TEXT)])
+        warm = await ask(client, MODEL, [("user", "receipt " + LONG_TEXT)])
     assert warm.replica == cold.replica
     assert warm.reason == "prefix"
     assert warm.predicted_tokens > cold.predicted_tokens

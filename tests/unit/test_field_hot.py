@@ -31,12 +31,12 @@ NAMES = [ReplicaId(f"r{place}") for place in range(8)]
 
 @pytest.mark.parametrize("policy", OURS)
 def test_being_popular_is_what_spreads_a_system_prompt_over_an_idle_fleet(policy: Policy) -> None:
-    """A14: four requests a second, one replica could do them all."""
+    """A14: four requests a second, which one or two replicas could do."""
     asked = [
         prompt_at(0.25 * i, ("system", 3_000), (f"u{i}", 50), output_tokens=10) for i in range(400)
     ]
     blind = replay(asked, policy, FleetSettings(replicas=8, hot=None))
-    assert max(shares(blind)) == 400
+    assert max(shares(blind)) > 3 * 400 / 8
     run = replay(asked, policy, FleetSettings(replicas=8))
     assert max(shares(run, run.outcomes[100:])) <= 1.5 * 300 / 8
     assert hit_ratio(run.outcomes[100:]) >= 0.9
@@ -63,7 +63,7 @@ def seen(told: HeatMap, name: str, now_s: float) -> Arrival:
 
 
 def by_turns(told: HeatMap, until_s: float) -> dict[str, list[Arrival]]:
-    """A and B take turns of 10 s, 8 requests a second."""
+    """Let A and B take turns of 10 s, 8 requests a second."""
     found: dict[str, list[Arrival]] = {"A": [], "B": []}
     for index in range(int(until_s * 8)):
         name = "AB"[index // 80 % 2]
