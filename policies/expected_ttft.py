@@ -8,7 +8,7 @@
            what only a lower tier holds is fetched or computed, whichever is less
 ``A``      the part of X that the best-matching replica would not need
 ``k``      how many more than two requests shared that part within the last half minute; of a hot
-           prefix, by its rate, and over the square of its copies: one more of m takes 1 / m^2
+           prefix, by its rate, and over m^2 for its m copies: one more takes 1 / m^2 off each
 ``X'``     X - A * k / (1 + k): a second copy of what many will ask for again is no waste
 ``n``      requests that are active there: prefill stalls every stream that decodes beside it
 ``rho``    decayed prefill work sent there, against the fleet's mean: long-run load stays apart even
@@ -16,7 +16,8 @@
 
 A new prefix that half of the traffic brings at once is worth a few copies, at once, and not one on
 every replica: each stalls its replica for the whole of X. Copies still under way are counted, parts
-as parts; the rate says how many will come while few have.
+as parts; the rate says how many will come while few have. Where a copy takes t < 1 s, m^2t counts:
+short prefixes may be everywhere.
 
 Where replicas can fetch pages from each other, X is at most pulling what the best match holds and
 computing the rest. Unknown is unknown: an engine that reports no queue counts as the mean.
@@ -24,6 +25,7 @@ computing the rest. Unknown is unknown: an engine that reports no queue counts a
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta, Struct
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 POPULAR_S: Final = 30.0
 """Popularity is arrivals of so long, as in ``RoutingRequest.popularity``."""
+LONG_MS: Final = 1e3
+"""A prefix that is computed in less is copied more freely."""
 COMMON: Final = 2.0
 """So many requests for a prefix in half a minute are no sign of popularity."""
 
@@ -77,7 +81,7 @@ class ExpectedTtft(
         if not fleet:
             return None
         most_tokens = max([view.cached_tokens for view in fleet])
-        repeats = _repeats(request, fleet, most_tokens)
+        repeats = self._repeats(request, fleet, most_tokens)
         loads = [view.prefill_load / view.speed for view in fleet]
         mean_load = mean_of(loads)
         queued_ms = self._queued_ms(request, fleet)
@@ -155,6 +159,18 @@ class ExpectedTtft(
         near.sort(key=lambda i: fleet[i].replica)
         return near[draw_below(len(near), request)] if len(near) > 1 else near[0]
 
+    def _repeats(
+        self, request: RoutingRequest, fleet: tuple[ReplicaView, ...], most_tokens: int
+    ) -> float:
+        """Return how many more than a few requests another copy of the best match would serve."""
+        heat = request.heat
+        if most_tokens and heat is not None and heat.prefix_tokens >= most_tokens:
+            parts = [min(view.cached_tokens, heat.prefix_tokens) for view in fleet]
+            copies = max(1.0, sum(parts) / heat.prefix_tokens)
+            length = min(1.0, self.prefill.ms(heat.prefix_tokens, 0) / LONG_MS)
+            return max(0.0, POPULAR_S * heat.rate_per_s - COMMON) / math.pow(copies, 2 * length)
+        return _shared_by_more(request, most_tokens)
+
     def _prefill_ms(
         self,
         request: RoutingRequest,
@@ -204,15 +220,10 @@ class ExpectedTtft(
         return [queue * each_ms for queue in queues]
 
 
-def _repeats(request: RoutingRequest, fleet: tuple[ReplicaView, ...], most_tokens: int) -> float:
-    """Return how many more than a few requests another copy of the best match would serve."""
+def _shared_by_more(request: RoutingRequest, most_tokens: int) -> float:
+    """Return how many more than a few requests shared the longest prefix that anybody holds."""
     if most_tokens == 0:
         return 0.0
-    heat = request.heat
-    if heat is not None and heat.prefix_tokens >= most_tokens:
-        parts = [min(view.cached_tokens, heat.prefix_tokens) for view in fleet]
-        copies = max(1.0, sum(parts) / heat.prefix_tokens)
-        return max(0.0, POPULAR_S * heat.rate_per_s - COMMON) / copies**2
     shared = 0.0
     for prefix_tokens, arrivals in request.popularity:
         shared = arrivals

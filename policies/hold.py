@@ -40,20 +40,15 @@ class HoldSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Shortest uncached prefill first; a waiting second is worth ``ageing`` seconds of it. After
     ``max_wait_s`` it goes whatever the backlog. ``is_fair``: tenants take turns by what they used.
-    Beyond ``max_queue`` waiting requests nobody is held. ``enabled`` None: where the view of the
-    fleet lets a waiting request be chosen for anew.
+    Beyond ``max_queue`` waiting requests nobody is held.
     """
 
-    enabled: bool | None = None
+    enabled: bool = False
     release_ms: Annotated[float, Meta(gt=0)] = 300.0
     ageing: Annotated[float, Meta(ge=0)] = 0.1
     max_wait_s: Annotated[float, Meta(gt=0)] = 10.0
     is_fair: bool = True
     max_queue: Annotated[int, Meta(ge=1, le=65_536)] = 1_024
-
-    def is_on(self, *, can_choose_anew: bool = True) -> bool:
-        """Return whether there is a queue."""
-        return can_choose_anew if self.enabled is None else self.enabled
 
 
 class HoldEnd(enum.StrEnum):

@@ -213,7 +213,7 @@ class Fleet:
         self._asked[asked.ordinal] = asked
         request = asked.request
         uncached = max(1, request.prompt_tokens - decision.predicted_cached_tokens)
-        is_held = can_hold and self._settings.hold.is_on() and queue.takes(decision)
+        is_held = can_hold and self._settings.hold.enabled and queue.takes(decision)
         if is_held and not queue.is_full:
             queue.add(
                 asked.ordinal,

@@ -163,7 +163,7 @@ class App:
     def _build_hold(self) -> Hold | None:
         """Return the queue, where it is on. Clients that share a cache salt are one tenant."""
         settings = self.config.hold
-        if not settings.is_on(can_choose_anew=self.config.state.lookup == "mirror"):
+        if not settings.enabled:
             return None
         cost = getattr(self.config.policy, "prefill", None)
         return Hold(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from policies.expected_ttft import ExpectedTtft
 from policies.model import Decision, Reason, ReplicaView, RoutingRequest
 from router.fleet import FleetTable
 from state.lease import Outcome
@@ -251,6 +252,18 @@ def test_equal_replicas_are_drawn_uniformly_in_any_order(policy: AnyPolicy) -> N
         got[decision.replica] += 1
     assert len(got) == 4
     assert all(abs(count - 250) <= 3 * (1_000 * 0.25 * 0.75) ** 0.5 for count in got.values())
+
+
+async def test_a_long_prompt_counts_by_its_work_before_it_is_answered() -> None:
+    """A03: 32,000 tokens are being computed on one of four; short ones go to the others."""
+    rig = await rig_of(ExpectedTtft())
+    busy = rig.choose(range(32_000)).member.replica
+    got: Counter[ReplicaId] = Counter()
+    for number in range(12):
+        tokens = range(100_000 + 1_000 * number, 100_000 + 1_000 * number + 500)
+        got[rig.choose(tokens).member.replica] += 1
+    assert busy not in got
+    assert set(got.values()) == {4}
 
 
 @both
