@@ -73,11 +73,28 @@ def test_a_wrong_key_is_named_by_its_path(raw: object, expected: str) -> None:
     assert expected in str(caught.value).split(":")[0] or expected in str(caught.value)
 
 
-KINDS = (
-    "aibrix bounded_hash dynamo expected_ttft kthena least_loaded least_work llm_d llm_d_precise "
-    "llm_d_sticky loadaware mooncake power_of_two preble random round_robin session_hash smg_event "
-    "smg_tree weighted"
-).split()
+KINDS = [
+    "aibrix",
+    "bounded_hash",
+    "dynamo",
+    "expected_ttft",
+    "kthena",
+    "least_loaded",
+    "least_work",
+    "llm_d",
+    "llm_d_precise",
+    "llm_d_sticky",
+    "loadaware",
+    "mooncake",
+    "power_of_two",
+    "preble",
+    "random",
+    "round_robin",
+    "session_hash",
+    "smg_event",
+    "smg_tree",
+    "weighted",
+]
 
 
 @pytest.mark.parametrize(

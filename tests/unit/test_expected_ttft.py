@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from policies.expected_ttft import ExpectedTtft
-from policies.model import Decision, Reason, ReplicaView, RoutingRequest
+from policies.model import Decision, Heat, Reason, ReplicaView, RoutingRequest
 from policies.prefill import PrefillCost
 from state.model import ReplicaId
 
@@ -71,6 +71,52 @@ def test_copying_a_prefix_to_a_busy_replica_costs_until_many_ask_for_it() -> Non
     assert rare["prefill"] == pytest.approx(1_000.0)
     assert often["copy"] == pytest.approx(0.2 * 10 * 800.0 / 10)
     assert often["prefill"] == pytest.approx(1_000.0 - 800.0 * 0.9)
+
+
+def hot(prefix_tokens: int, rate_per_s: float) -> Heat:
+    return Heat(prefix_tokens=prefix_tokens, rate_per_s=rate_per_s, holders=frozenset((A, B, C)))
+
+
+def test_of_a_hot_prefix_its_rate_tells_how_many_will_come() -> None:
+    """Eleven came so far, in a second."""
+    fleet = [
+        ReplicaView(replica=A, cached_tokens=20_000, backlog_ms=5_000.0),
+        ReplicaView(replica=B),
+    ]
+    asked: dict[str, object] = {"tokens": 20_200, "popularity": ((20_000, 11.0),)}
+    known = terms(pick(*fleet, **asked), B)  # type: ignore[arg-type]
+    rated = terms(pick(*fleet, **asked, heat=hot(20_000, 10.0)), B)  # type: ignore[arg-type]
+    assert known["prefill"] == pytest.approx(20.0 + 2_000.0 / (1 + 9))
+    assert rated["prefill"] == pytest.approx(20.0 + 2_000.0 / (1 + 298))
+
+
+def test_each_copy_of_a_hot_prefix_makes_the_next_one_worth_less() -> None:
+    half = ReplicaView(replica=B, cached_tokens=10_000, pending_tokens=10_000)
+    whole = ReplicaView(replica=B, cached_tokens=20_000, pending_tokens=20_000)
+    for other, copies in ((ReplicaView(replica=B), 1.0), (half, 1.5), (whole, 2.0)):
+        fleet = (ReplicaView(replica=A, cached_tokens=20_000), other, ReplicaView(replica=C))
+        decision = pick(*fleet, tokens=20_200, heat=hot(20_000, 1.0))
+        repeats = 28.0 / copies**2
+        assert terms(decision, C)["prefill"] == pytest.approx(20.0 + 2_000.0 / (1 + repeats))
+
+
+def test_a_short_hot_prefix_is_copied_more_freely() -> None:
+    """It takes 0.2 s: two copies count as 2^0.4 and not as four."""
+    fleet = [ReplicaView(replica=name, cached_tokens=2_000) for name in (A, B)]
+    decision = pick(*fleet, ReplicaView(replica=C), tokens=2_200, heat=hot(2_000, 1.0))
+    assert terms(decision, C)["prefill"] == pytest.approx(20.0 + 200.0 / (1 + 28.0 / 2**0.4))
+
+
+def test_heat_says_nothing_of_what_lies_behind_the_hot_prefix() -> None:
+    holder = ReplicaView(replica=A, cached_tokens=8_000)
+    plain = pick(holder, ReplicaView(replica=B), popularity=((512, 90.0), (8_000, 2.0)))
+    hotter = pick(
+        holder,
+        ReplicaView(replica=B),
+        popularity=((512, 90.0), (8_000, 2.0)),
+        heat=hot(512, 50.0),
+    )
+    assert hotter == plain
 
 
 def test_a_block_that_everybody_has_bends_no_decision() -> None:

@@ -251,7 +251,7 @@ def test_a_burst_of_one_new_prompt_is_computed_once_per_replica_that_it_uses(
     assert max(got) <= 16
 
 
-def test_the_weighted_policy_needs_no_speeds_to_keep_slow_replicas_alive() -> None:
-    """A15: it does not learn speeds: the slow ones get less, but wait as long."""
+def test_the_weighted_policy_gives_slow_replicas_less_without_knowing_speeds() -> None:
+    """A15: what they still have in flight keeps further requests away."""
     got = shares(half_speed(8.0, Weighted()))
     assert got[2] + got[3] < got[0] + got[1]

@@ -116,7 +116,7 @@ def test_without_it_nothing_is_placed_better(policy: AnyPolicy, requests_per_s: 
     tokens = sum(one.prompt_tokens for one in with_it.outcomes)
     first_turns = len({one.session for one in with_it.outcomes})
     shared = (first_turns - REPLICAS) * BLOCK / tokens
-    assert hit_ratio(with_it.outcomes) > hit_ratio(without.outcomes) + 0.6 * shared
+    assert hit_ratio(with_it.outcomes) > hit_ratio(without.outcomes) + 0.5 * shared
 
 
 def test_a_rule_that_goes_by_the_first_block_is_fooled() -> None:

@@ -286,7 +286,8 @@ def test_a_prompt_without_a_full_block_has_no_heat() -> None:
 def test_a_coarser_granularity_is_told_and_not_guessed() -> None:
     heat_map = HeatMap(HotSettings())
     chain = model_prompt(("hot", 1_024)).chain
-    heats = [heat_map.observe(chain, 4_200, EIGHT, i / 20, block_tokens=256).heat for i in range(50)]
+    arrivals = [heat_map.observe(chain, 4_200, EIGHT, i / 20, 256) for i in range(50)]
+    heats = [arrival.heat for arrival in arrivals]
     last = heats[-1]
     assert last is not None
     assert last.prefix_tokens == 4_096
