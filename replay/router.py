@@ -127,6 +127,8 @@ class VirtualRouter:
         uncached = max(1, request.prompt_tokens - warm)
         work_ms = self.work_ms(request, uncached)
         ahead_ms = self.leases.load(replica, now_s, self.speeds.of(replica)).backlog_ms
+        if replica in self.foreign:
+            ahead_ms += self.foreign[replica].backlog_ms
         lease = self.leases.acquire(replica, uncached, now_s, prefill_ms=work_ms)
         placement = self._pending.place(self._holder(replica), request.chain, now_s)
         if self._uses_tree:

@@ -210,7 +210,7 @@ class Chooser:
             return None
         decision, request, views, is_live = seen
         member = next(m for m in candidates if m.replica == decision.replica)
-        lease, due_ms = self._lease(routed, decision, now_s)
+        lease, due_ms = self._lease(routed, decision, views, now_s)
         is_told = is_live and self.outlook.is_told(routed, member)
         book = self._know.pending if is_told else self._know.guessed
         chains = self.outlook.branch(routed, member).chains
@@ -235,18 +235,23 @@ class Chooser:
             choice.kv_source = found
         return choice
 
-    def _lease(self, routed: Routed, decision: Decision, now_s: float) -> tuple[Lease, float]:
+    def _lease(
+        self,
+        routed: Routed,
+        decision: Decision,
+        views: tuple[ReplicaView, ...],
+        now_s: float,
+    ) -> tuple[Lease, float]:
         """Take a lease for the predicted prefill; return when its first byte is due at speed 1."""
         replica, tokens = decision.replica, routed.prompt_tokens
         uncached = max(0, tokens - decision.predicted_cached_tokens)
         left = max(min(1, tokens), uncached - decision.predicted_lower_tier_tokens)
         work_ms = self._cost.ms(left, tokens - left)
-        leases = self._know.leases
-        ahead = leases.load(replica, now_s, self._know.speeds.of(replica))
-        lease = leases.acquire(
+        ahead_ms = next(view.backlog_ms for view in views if view.replica == replica)
+        lease = self._know.leases.acquire(
             replica, uncached, now_s, prefill_ms=work_ms, tells_first=routed.prompt.is_stream
         )
-        return lease, ahead.backlog_ms + work_ms
+        return lease, ahead_ms + work_ms
 
     def _decide(
         self, routed: Routed, candidates: Sequence[Member], now_s: float
