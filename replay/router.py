@@ -9,7 +9,7 @@ from policies.model import RoutingRequest
 from policies.prefill import PrefillCost
 from policies.view import Facts, Warmth, view_of
 from state.lease import LeaseBook, Outcome
-from state.placement import Placements
+from state.placement import Placements, tip_of, told_blocks
 from state.prefix import cached_tokens
 from state.speed import Speeds
 
@@ -129,7 +129,9 @@ class VirtualRouter:
         ahead_ms = self.leases.load(replica, now_s, self.speeds.of(replica)).backlog_ms
         if replica in self.foreign:
             ahead_ms += self.foreign[replica].backlog_ms
-        lease = self.leases.acquire(replica, uncached, now_s, prefill_ms=work_ms)
+        lease = self.leases.acquire(
+            replica, uncached, now_s, prefill_ms=work_ms, tip=tip_of((request.chain,))
+        )
         placement = self._pending.place(self._holder(replica), request.chain, now_s)
         if self._uses_tree:
             self._tree.place(replica, request.chain, now_s)
@@ -183,6 +185,9 @@ class VirtualRouter:
             overlap = resident.get(holder)
             known = overlap.gpu_blocks if overlap is not None else 0
             most = max(known, pending.get(holder, 0))
+            others = self.foreign.get(replica)
+            if others is not None and others.tips:
+                most = max(most, told_blocks(others.tips, chain))
             held = cached_tokens(most, size, tokens)
             reach = overlap.any_tier_blocks if overlap is not None else 0
             warmth = Warmth(
@@ -200,5 +205,5 @@ class VirtualRouter:
                 settings.pull_token_ms is not None,
             )
             work = self.leases.load(replica, now_s, speed)
-            views.append(view_of(replica, work, self.foreign.get(replica), warmth, facts))
+            views.append(view_of(replica, work, others, warmth, facts))
         return tuple(views)

@@ -17,6 +17,7 @@ from router.outlook import BYTES_PER_TOKEN as BYTES_PER_TOKEN
 from router.outlook import Outlook
 from router.shadow import place_shadows
 from state.model import ReplicaId, Rung
+from state.placement import tip_of
 from state.prefix import namespace_of
 from state.speed import Speeds
 from state.store import Question
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from router.footprint import Footprint
     from router.outlook import Branch
     from state.lease import Lease, LeaseBook, Outcome
+    from state.model import Tip
     from state.placement import Placement, Placements
     from state.store import FleetReader
 
@@ -210,8 +212,9 @@ class Chooser:
             return None
         decision, request, views, is_live = seen
         member = next(m for m in candidates if m.replica == decision.replica)
-        lease, due_ms = self._lease(routed, decision, views, now_s)
         is_told = is_live and self.outlook.is_told(routed, member)
+        tip = tip_of(self.outlook.branch(routed, member).chains) if is_told else None
+        lease, due_ms = self._lease(routed, decision, views, now_s, tip)
         book = self._know.pending if is_told else self._know.guessed
         chains = self.outlook.branch(routed, member).chains
         placements = [book.place(member.replica, chain, now_s) for chain in chains]
@@ -241,6 +244,7 @@ class Chooser:
         decision: Decision,
         views: tuple[ReplicaView, ...],
         now_s: float,
+        tip: Tip | None,
     ) -> tuple[Lease, float]:
         """Take a lease for the predicted prefill; return when its first byte is due at speed 1."""
         replica, tokens = decision.replica, routed.prompt_tokens
@@ -249,7 +253,12 @@ class Chooser:
         work_ms = self._cost.ms(left, tokens - left)
         ahead_ms = next(view.backlog_ms for view in views if view.replica == replica)
         lease = self._know.leases.acquire(
-            replica, uncached, now_s, prefill_ms=work_ms, tells_first=routed.prompt.is_stream
+            replica,
+            uncached,
+            now_s,
+            prefill_ms=work_ms,
+            tells_first=routed.prompt.is_stream,
+            tip=tip,
         )
         return lease, ahead_ms + work_ms
 

@@ -10,6 +10,7 @@ from msgspec import Struct, structs
 from policies.view import Facts, Warmth, view_of
 from router.shadow import approximate_identity
 from state.model import BlockId, ModelIdentity, Overlap, ReplicaId
+from state.placement import told_blocks
 from state.prefix import cached_tokens, chain_root, salt_scope
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from policies.model import ReplicaView
     from router.chooser import Knowledge, Routed
     from router.fleet import Member
+    from state.model import Tip
 
 BYTES_PER_TOKEN = 4
 """How many UTF-8 bytes weigh as much as one token where no tokenizer is known."""
@@ -45,6 +47,7 @@ class _Found(NamedTuple):
     placed: Mapping[ReplicaId, int]
     guessed: Mapping[ReplicaId, int]
     kept: Mapping[ReplicaId, int]
+    chain: Sequence[BlockId]
 
 
 class Outlook:
@@ -100,7 +103,9 @@ class Outlook:
             finds = found.get(id(branch))
             if finds is None:
                 finds = found[id(branch)] = self._look_up(routed, branch, now_s)
-            warmth = self._warmth(routed, member, branch, finds, is_live=is_live)
+            others = foreign.get(replica)
+            tips = others.tips if others is not None else ()
+            warmth = self._warmth(routed, member, branch, finds, tips, is_live=is_live)
             speed = know.speeds.of(replica)
             facts = Facts(
                 member.load,
@@ -110,7 +115,7 @@ class Outlook:
                 member.can_fetch,
             )
             work = know.leases.load(replica, now_s, speed)
-            views.append(view_of(replica, work, foreign.get(replica), warmth, facts))
+            views.append(view_of(replica, work, others, warmth, facts))
         return tuple(views)
 
     def _look_up(self, routed: Routed, branch: Branch, now_s: float) -> list[_Found]:
@@ -123,6 +128,7 @@ class Outlook:
                 know.pending.overlap(chain, now_s),
                 know.guessed.overlap(chain, now_s),
                 know.placed.overlap(chain, now_s) if know.placed is not None else NOTHING,
+                chain,
             )
             for prompt, chain in zip(routed.prompt.prompts, branch.chains, strict=True)
         ]
@@ -133,6 +139,7 @@ class Outlook:
         member: Member,
         branch: Branch,
         finds: Sequence[_Found],
+        tips: Sequence[Tip],
         *,
         is_live: bool,
     ) -> Warmth:
@@ -146,7 +153,7 @@ class Outlook:
         is_told = self.is_told(routed, member)
         replica = member.replica
         cached = pending = lower = sent = 0
-        for units, resident, placed, guessed, kept in finds:
+        for units, resident, placed, guessed, kept, chain in finds:
             if kept:
                 sent += cached_tokens(kept.get(replica, 0), block, units) // divisor
             blocks = 0 if is_told and is_live else guessed.get(replica, 0)
@@ -156,6 +163,8 @@ class Outlook:
             if blocks:
                 cached += cached_tokens(blocks, block, units) // divisor
             most = placed.get(replica, 0)
+            if tips and is_told:
+                most = max(most, told_blocks(tips, chain))
             if most > blocks:
                 pending += cached_tokens(most, block, units) // divisor
                 pending -= cached_tokens(blocks, block, units) // divisor

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from state.model import NO_WORK, LeaseTotals, ReplicaWork
+from state.model import NO_WORK, LeaseTotals, ReplicaWork, Tip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,6 +33,7 @@ def sum_leases(
                 uncached_tokens=so_far.uncached_tokens + more.uncached_tokens,
                 prefilling=so_far.prefilling + more.prefilling,
                 backlog_ms=so_far.backlog_ms + more.backlog_ms,
+                tips=so_far.tips + more.tips,
             )
     return summed
 
@@ -45,6 +46,8 @@ class Outcome(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
+MAX_TIPS: Final = 64
+"""So many of a replica's prompts, the newest, are told to other routers."""
 LOAD_S: Final = 120.0
 """Time constant of ``prefill_load``: long enough to see who gets the work, not who is busy now."""
 _NEWEST_WEIGHT: Final = 0.05
@@ -78,6 +81,7 @@ class Lease:
         "replica",
         "started_s",
         "tells_first",
+        "tip",
         "uncached_tokens",
     )
 
@@ -99,6 +103,7 @@ class Lease:
         self.prefill_ms = prefill_ms
         self.started_s = started_s
         self.tells_first = tells_first
+        self.tip: Tip | None = None
         self.outcome: Outcome | None = None
 
     def first_byte(self, now_s: float | None = None) -> bool:
@@ -153,11 +158,12 @@ class LeaseBook:
         *,
         prefill_ms: float = 0.0,
         tells_first: bool = True,
+        tip: Tip | None = None,
     ) -> Lease:
         """Open a lease for a request whose ``uncached_tokens`` the replica is to compute.
 
         ``prefill_ms`` is what that takes at speed 1. ``tells_first``: its first byte will come as
-        soon as that is done, and not with the end of the answer.
+        soon as that is done, and not with the end of the answer. ``tip`` ends the prompt's chain.
         """
         account = self._accounts.get(replica)
         if account is None:
@@ -171,6 +177,7 @@ class LeaseBook:
             started_s=now_s,
             tells_first=tells_first,
         )
+        lease.tip = tip
         account.live.add(lease)
         if not account.prefilling:
             account.head_since_s = now_s
@@ -225,6 +232,7 @@ class LeaseBook:
                 backlog_ms=(
                     account.prefill_ms if now_s is None else _backlog_ms(account, now_s, 1.0)
                 ),
+                tips=tuple([one.tip for one in account.prefilling if one.tip][-MAX_TIPS:]),
             )
             for replica, account in self._accounts.items()
             if account.live

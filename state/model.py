@@ -6,7 +6,7 @@ Everything here is a frozen value or a NewType; nothing does I/O. Unknown is Non
 from __future__ import annotations
 
 import enum
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 from msgspec import Struct
 
@@ -128,18 +128,31 @@ class ChangeBatch(Struct, frozen=True, kw_only=True):
     """All blocks of this generation, every namespace and tier, are gone first."""
 
 
+TIP_BYTES: Final = 8
+"""So much of a block's id tells it from the others that are computed at the same time."""
+
+
+class Tip(NamedTuple):
+    """Where a chain ends: its blocks, and the first ``TIP_BYTES`` of the last one's id."""
+
+    blocks: int
+    mark: bytes
+
+
 class LeaseTotals(Struct, frozen=True, kw_only=True):
     """What one router has in flight on one replica.
 
     ``inflight`` counts requests whose stream has not ended; ``uncached_tokens`` sums the prompt
     tokens still to be prefilled, over the ``prefilling`` requests without a first byte;
-    ``backlog_ms`` is the time that takes at speed 1.
+    ``backlog_ms`` is the time that takes at speed 1. ``tips`` are the ends of their chains, of the
+    newest ones: what the replica is about to hold.
     """
 
     inflight: int = 0
     uncached_tokens: int = 0
     prefilling: int = 0
     backlog_ms: float = 0.0
+    tips: tuple[Tip, ...] = ()
 
 
 class ReplicaWork(Struct, frozen=True, kw_only=True):

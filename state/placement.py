@@ -20,6 +20,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from state.model import TIP_BYTES, Tip
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -263,3 +265,21 @@ def _leading_run(blocks: dict[BlockId, _Run], chain: Sequence[BlockId]) -> int:
         else:
             unknown = middle
     return known
+
+
+def tip_of(chains: Sequence[Sequence[BlockId]]) -> Tip | None:
+    """Return the end of the longest chain; None where none has a block."""
+    longest = max(chains, key=len, default=())
+    return Tip(len(longest), longest[-1][:TIP_BYTES]) if longest else None
+
+
+def told_blocks(tips: Sequence[Tip], chain: Sequence[BlockId]) -> int:
+    """Return how many leading blocks of ``chain`` other routers' prompts will leave, by their ends.
+
+    A prompt that ends amid a shared block, or goes on elsewhere before its end, tells nothing here.
+    """
+    most, length = 0, len(chain)
+    for blocks, mark in tips:
+        if most < blocks <= length and chain[blocks - 1][:TIP_BYTES] == mark:
+            most = blocks
+    return most

@@ -16,6 +16,7 @@ import msgspec
 
 from state.model import (
     NAME_PATTERN,
+    TIP_BYTES,
     BlockId,
     Generation,
     LeaseTotals,
@@ -24,6 +25,7 @@ from state.model import (
     ReplicaLoad,
     ReplicaRecord,
     Tier,
+    Tip,
 )
 
 if TYPE_CHECKING:
@@ -190,6 +192,12 @@ _record_decoder = msgspec.json.Decoder(ReplicaRecord)
 _load_decoder = msgspec.json.Decoder(ReplicaLoad)
 
 
+_TipRow = tuple[
+    Annotated[int, msgspec.Meta(ge=1)],
+    Annotated[bytes, msgspec.Meta(min_length=TIP_BYTES, max_length=TIP_BYTES)],
+]
+
+
 class _LeaseRow(msgspec.Struct, array_like=True):
     """``LeaseTotals`` on the wire; a router of an earlier version sends the first two only."""
 
@@ -197,6 +205,7 @@ class _LeaseRow(msgspec.Struct, array_like=True):
     uncached_tokens: Annotated[int, msgspec.Meta(ge=0)]
     prefilling: Annotated[int, msgspec.Meta(ge=0)] = 0
     backlog_ms: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    tips: Annotated[tuple[_TipRow, ...], msgspec.Meta(max_length=1_024)] = ()
 
 
 _leases_decoder = msgspec.msgpack.Decoder(dict[str, _LeaseRow])
@@ -240,6 +249,7 @@ def encode_leases(totals: Mapping[ReplicaId, LeaseTotals]) -> bytes:
                 total.uncached_tokens,
                 total.prefilling,
                 round(total.backlog_ms, 1),
+                total.tips,
             )
             for replica, total in totals.items()
         }
@@ -260,6 +270,7 @@ def decode_leases(value: bytes) -> dict[ReplicaId, LeaseTotals] | None:
             uncached_tokens=row.uncached_tokens,
             prefilling=row.prefilling,
             backlog_ms=row.backlog_ms,
+            tips=tuple(Tip(*tip) for tip in row.tips),
         )
         for replica, row in rows.items()
     }

@@ -13,7 +13,7 @@ from policies.expected_ttft import ExpectedTtft
 from policies.prefill import PrefillCost
 from router.fleet import Member
 from router.upstream import Endpoint
-from state.lease import Outcome
+from state.lease import MAX_TIPS, Outcome
 from state.memory import MemoryState
 from state.model import LeaseTotals, ReplicaId, RouterId
 from state.placement import Placements
@@ -154,3 +154,52 @@ def test_a_rule_that_knows_caches_by_placements_sees_them_and_others_pay_nothing
     views = rig.views(prompt_for(range(700)))
     assert views[choice.member.replica].placed_tokens == 640
     assert views[choice.member.replica].cached_tokens == 0
+
+
+def test_what_another_router_sends_there_is_about_to_be_held_there() -> None:
+    rig, other = Rig(), Rig()
+    sent = other.choosing.choose(prompt_for(range(640)), members())
+    totals = other.choosing.know.leases.totals(100.0)
+    rig.state.reader(RouterId("other")).publish_leases(totals)
+    views = rig.views(prompt_for(range(900)))
+    there = views.pop(sent.member.replica)
+    assert (there.cached_tokens, there.pending_tokens) == (640, 640)
+    assert [view.cached_tokens for view in views.values()] == [0]
+
+
+def test_a_prompt_that_goes_another_way_learns_nothing_from_others() -> None:
+    rig, other = Rig(), Rig()
+    other.choosing.choose(prompt_for(range(640)), members())
+    totals = other.choosing.know.leases.totals(100.0)
+    rig.state.reader(RouterId("other")).publish_leases(totals)
+    for tokens in (range(500), range(5_000, 5_900)):
+        assert [view.cached_tokens for view in rig.views(prompt_for(tokens)).values()] == [0, 0]
+
+
+def test_a_first_byte_ends_what_is_told_of_a_prompt() -> None:
+    rig = Rig()
+    choice = rig.choosing.choose(prompt_for(range(640)), members())
+    (told,) = rig.choosing.know.leases.totals(100.0).values()
+    assert [tip.blocks for tip in told.tips] == [10]
+    choice.first_byte(101.0)
+    (told,) = rig.choosing.know.leases.totals(101.0).values()
+    assert told.tips == ()
+
+
+def test_only_the_newest_prompts_are_told_and_the_value_stays_small() -> None:
+    rig = Rig()
+    for start in range(0, 200_000, 1_000):
+        rig.choosing.choose(prompt_for(range(start, start + 128)), members()[:1])
+    totals = rig.choosing.know.leases.totals(100.0)
+    assert len(totals[A].tips) == MAX_TIPS
+    encoded = encode_leases(totals)
+    assert len(encoded) < 1_024
+    assert decode_leases(encoded) == {
+        A: msgspec.structs.replace(totals[A], backlog_ms=round(totals[A].backlog_ms, 1))
+    }
+
+
+@pytest.mark.parametrize("tip", [(0, b"12345678"), (1, b"1234567"), (1, "12345678"), (1,), 5])
+def test_ends_of_chains_that_make_no_sense_are_refused(tip: object) -> None:
+    row = (1, 1, 1, 0.5, [tip])
+    assert decode_leases(msgspec.msgpack.encode({"a": row})) is None
