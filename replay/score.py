@@ -66,8 +66,8 @@ class Prediction(Struct, frozen=True, kw_only=True):
 
     compared_requests: int
     unknown_requests: int
-    predicted_tokens: int
-    actual_tokens: int
+    predicted_tokens: int | None
+    actual_tokens: int | None
     exact_request_share: float | None
     mean_error_tokens: float | None
     mean_abs_error_tokens: float | None
@@ -222,8 +222,8 @@ def prediction(outcomes: Collection[Outcome]) -> Prediction:
     return Prediction(
         compared_requests=len(pairs),
         unknown_requests=len(outcomes) - len(pairs),
-        predicted_tokens=sum(predicted for predicted, _ in pairs),
-        actual_tokens=sum(actual for _, actual in pairs),
+        predicted_tokens=sum(predicted for predicted, _ in pairs) if pairs else None,
+        actual_tokens=sum(actual for _, actual in pairs) if pairs else None,
         exact_request_share=ratio(errors.count(0), len(errors)),
         mean_error_tokens=ratio(sum(errors), len(errors)),
         mean_abs_error_tokens=ratio(sum(map(abs, errors)), len(errors)),

@@ -174,6 +174,11 @@ def test_a_prediction_is_compared_with_what_was_not_fetched() -> None:
     assert found.mean_abs_error_tokens == 10
 
 
+def test_without_a_prediction_nothing_was_predicted_rather_than_zero() -> None:
+    found = score_run(replayed(outcome(0, predicted_cached_tokens=None))).prediction
+    assert (found.predicted_tokens, found.actual_tokens, found.compared_requests) == (None, None, 0)
+
+
 def test_imbalance_is_the_number_of_replicas_times_the_largest_share() -> None:
     assert imbalance([5, 5], 2) == 1
     assert imbalance([9, 3], 2) == 1.5
