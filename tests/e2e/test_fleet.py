@@ -197,8 +197,8 @@ async def test_a_conversation_finds_its_worker_through_any_router(
             told_blocks = before[first.replica]["resident_blocks"] + first.prompt_tokens // 64 - 1
 
             async def is_known(replica: str = first.replica, blocks: int = told_blocks) -> bool:
-                known_blocks = (await fleet.seen(second))[replica]["resident_blocks"]
-                return bool(known_blocks >= blocks)
+                seen = (await fleet.seen(second))[replica]
+                return bool(seen["resident_blocks"] >= blocks and not seen["inflight_elsewhere"])
 
             await until(is_known, "the other router knows the prompt")
             again = await ask(second_client, MODEL, turns)

@@ -118,7 +118,9 @@ class LeaseMachine(RuleBasedStateMachine):
             waiting = [lease for lease in live if lease not in self.prefilled]
             tokens = sum(lease.uncached_tokens for lease in waiting)
             if live:
-                expected[replica] = LeaseTotals(inflight=len(live), uncached_tokens=tokens)
+                expected[replica] = LeaseTotals(
+                    inflight=len(live), uncached_tokens=tokens, prefilling=len(waiting)
+                )
         assert self.book.totals() == expected
         assert self.book.open_count == sum(self.open.values())
 
