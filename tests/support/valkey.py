@@ -108,8 +108,15 @@ class ValkeyProcess:
 
 
 async def eventually(is_true: Any, timeout_s: float = 5.0) -> None:
-    """Wait until ``is_true()`` holds; fails after the timeout."""
+    """Wait until ``is_true()`` holds; fails after the timeout. What is not there yet is not true."""
+
+    def holds() -> bool:
+        try:
+            return bool(is_true())
+        except LookupError:
+            return False
+
     deadline_s = time.monotonic() + timeout_s
-    while not is_true():
+    while not holds():
         assert time.monotonic() < deadline_s, "it did not come true in time"
         await asyncio.sleep(0.005)
