@@ -108,7 +108,7 @@ class ValkeyProcess:
 
 
 async def eventually(is_true: Any, timeout_s: float = 5.0) -> None:
-    """Wait until ``is_true()`` holds; fails after the timeout. What is not there yet is not true."""
+    """Wait until ``is_true()`` holds; fails after the timeout. A missing key is not true yet."""
 
     def holds() -> bool:
         try:
