@@ -152,7 +152,7 @@ def test_the_journal_of_another_trace_is_refused(
 @pytest.fixture(name="process")
 def running_tune(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "warmroute", "tune", "warm.jsonl", "--fleet", "fleet.yaml"]
-    command += ["--budget", "4000", "--jobs", "2", "--journal", "j"]
+    command += ["--budget", "1200", "--jobs", "2", "--journal", "j"]
     with subprocess.Popen(
         command, cwd=folder, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
