@@ -268,7 +268,8 @@ async def test_a_key_of_another_type_blinds_the_mirror_for_its_replica_only(
     for one in (mirror, late):
         await eventually(lambda: one.overlap(blocks(1, 2))[B].gpu_blocks == 2)  # noqa: B023
         await asyncio.sleep(_SOON_STALE.stale_after_s)
-        assert _rung(one) is Rung.LIVE
+        # What the spoiled key made stale would stay so; a busy machine's pause does not.
+        await eventually(lambda: _rung(one) is Rung.LIVE)  # noqa: B023
     assert late.malformed_values
 
 
