@@ -97,7 +97,10 @@ class Examiner:
     def is_free(self, turn: Turn, name: str) -> bool:
         """Return whether no engine had a shorter queue than ``name``, as the router saw it."""
         [*_, last] = self._records[turn.answered.request_id]["attempts"]
-        queues = {one["replica"]: one["terms"]["queue"] for one in last["decision"]["candidates"]}
+        queues = {
+            one["replica"]: one["terms"]["wait"] + one["terms"]["active"]
+            for one in last["decision"]["candidates"]
+        }
         return bool(queues.get(name, math.inf) <= min(queues.values()))
 
     def misses(self) -> Iterator[Miss]:
