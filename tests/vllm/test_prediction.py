@@ -174,15 +174,15 @@ async def test_every_prompt_had_as_many_tokens_as_counted(run: Run, stand: Stand
     assert all(record["reported_prompt_tokens"] == record["prompt_tokens"] for record in ended)
 
 
-async def test_both_engines_evicted_in_every_phase_that_they_were_up(
+async def test_both_engines_evicted_while_they_were_up(
     run: Run, stand: Stand
 ) -> None:
     """By the engines' own events, and by what they had to compute."""
     struck, emptied = stand.engines.engines
-    for phase in ("full caches", "death of an engine", "one engine", "both again"):
+    assert sum(evicted(run, stand, "full caches").values()) > 0  # they fill in this one
+    for phase in ("death of an engine", "one engine", "both again"):
         assert evicted(run, stand, phase)[emptied.name] > 0, phase
-    for phase in ("full caches", "both again"):
-        assert evicted(run, stand, phase)[struck.name] > 0, phase
+    assert evicted(run, stand, "both again")[struck.name] > 0
     for name, log in stand.logs.items():
         assert sum(told_s > run.began_s["full caches"] for told_s in log.evictions) > PAGES, name
     later = [turn for turn in run.turns if turn.known_tokens]
