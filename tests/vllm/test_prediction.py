@@ -174,9 +174,7 @@ async def test_every_prompt_had_as_many_tokens_as_counted(run: Run, stand: Stand
     assert all(record["reported_prompt_tokens"] == record["prompt_tokens"] for record in ended)
 
 
-async def test_both_engines_evicted_while_they_were_up(
-    run: Run, stand: Stand
-) -> None:
+async def test_both_engines_evicted_while_they_were_up(run: Run, stand: Stand) -> None:
     """By the engines' own events, and by what they had to compute."""
     struck, emptied = stand.engines.engines
     assert sum(evicted(run, stand, "full caches").values()) > 0  # they fill in this one
