@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from msgspec import Meta, Struct
 
 from policies.draw import draw_below
+from policies.hot import POPULAR_S
 from policies.load import assumed_queues, mean_of
 from policies.model import Candidate, Decision, Reason
 from policies.prefill import PrefillCost
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from policies.model import ReplicaView, RoutingRequest
     from state.model import ReplicaId
 
-POPULAR_S: Final = 30.0
-"""Popularity is arrivals of so long, as in ``RoutingRequest.popularity``."""
 LONG_MS: Final = 1e3
 """A prefix that is computed in less is copied more freely."""
 COMMON: Final = 2.0

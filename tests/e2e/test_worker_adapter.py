@@ -58,6 +58,69 @@ def talk_of(name: str) -> Messages:
     ]
 
 
+async def play(stand: Stand) -> list[Turn]:
+    """Ask all turns, one after the other: a quarter each, between them a reset and a death.
+
+    A turn waits until the router knows what the last one changed: news that are under way are no
+    matter of this test. Nor are prompts that a router counts on for ``NEWS_S`` without any.
+    """
+    struck, emptied = stand.engines.engines
+    order = in_turns(make_talks(TALKS, TURNS, QUESTION_WORDS, seed=1), active=TALKS, seed=2)
+    quarter = len(order) // 4
+    full, reset, dead, both = (order[at * quarter : (at + 1) * quarter] for at in range(4))
+    async with sdk(stand.fleet.router.url) as client:
+        players = Players(client, MODEL, at_once=1, output_tokens=OUTPUT_TOKENS)
+
+        async def play_informed(phase: str, talks: list[Talk]) -> None:
+            for talk in talks:
+                await stand.informed()
+                await players.play(phase, [talk])
+
+        await play_informed(INFORMED[0], full)
+        await stand.engines.reset(emptied)
+        await asyncio.sleep(NEWS_S)
+        await play_informed(INFORMED[1], reset)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(players.play("death", dead))
+            await stand.strike(struck)
+        stand.engines.start(struck)
+        await stand.engines.ready(struck)
+        await stand.ready()
+        await play_informed(INFORMED[2], both)
+    return players.turns
+
+
+async def test_predictions_are_right_to_the_page_over_evictions_a_reset_and_a_death(
+    stand: Stand,
+) -> None:
+    struck, emptied = stand.engines.engines
+    clears = len(stand.logs[emptied.name].clears)
+    turns = await play(stand)
+    records = {
+        turn.answered.request_id: await stand.fleet.decision(turn.answered.request_id)
+        for turn in turns
+    }
+    examiner = Examiner(turns, load_codec(stand.model), records, stand.logs)
+    misses = list(map(str, examiner.misses()))
+    assert len(turns) == TALKS * TURNS
+    assert len(misses) <= 0.01 * len(turns), "\n".join(misses)
+    assert all(record["is_exact"] for record in records.values())
+    assert [len(log.evictions) > PAGES for log in stand.logs.values()] == [True, True]
+    assert len(stand.logs[emptied.name].clears) == clears + 1
+    assert stand.logs[struck.name].lives == 2
+    used = {(turn.phase, turn.answered.replica) for turn in turns if turn.phase in INFORMED}
+    assert len(used) == 2 * len(INFORMED), used
+    later = [turn for turn in turns if turn.known_tokens]
+    assert sum(turn.is_cut(PAGE_TOKENS) for turn in later) > 0.05 * len(later)
+    assert sum(not turn.is_cut(PAGE_TOKENS) for turn in later) > 0.2 * len(later)
+    warm = [(turn, examiner.warm(turn)) for turn in later if turn.phase in INFORMED]
+    is_there = [turn.answered.replica == name for turn, name in warm if name is not None]
+    assert len(is_there) > 0.2 * len(later)
+    assert sum(is_there) >= 0.85 * len(is_there)
+    left = [turn for turn, name in warm if name not in {None, turn.answered.replica}]
+    assert {turn.answered.reason for turn in left} <= {"spill"}  # on purpose: the other had less
+
+
 @pytest.mark.parametrize("manner", MANNERS)
 @pytest.mark.parametrize("api", SERVED, ids=lambda api: api.name)
 async def test_a_second_turn_goes_to_the_warm_worker_and_finds_what_was_predicted(
@@ -112,66 +175,3 @@ async def test_the_sdk_gets_from_the_router_what_it_gets_from_a_worker(
     assert direct == [through_router] * len(engines)
     assert through_router[0]
     assert heard[0][0] == through_router[0]
-
-
-async def play(stand: Stand) -> list[Turn]:
-    """Ask all turns, one after the other: a quarter each, between them a reset and a death.
-
-    A turn waits until the router knows what the last one changed: news that are under way are no
-    matter of this test. Nor are prompts that a router counts on for ``NEWS_S`` without any.
-    """
-    struck, emptied = stand.engines.engines
-    order = in_turns(make_talks(TALKS, TURNS, QUESTION_WORDS, seed=1), active=TALKS, seed=2)
-    quarter = len(order) // 4
-    full, reset, dead, both = (order[at * quarter : (at + 1) * quarter] for at in range(4))
-    async with sdk(stand.fleet.router.url) as client:
-        players = Players(client, MODEL, at_once=1, output_tokens=OUTPUT_TOKENS)
-
-        async def play_informed(phase: str, talks: list[Talk]) -> None:
-            for talk in talks:
-                await stand.informed()
-                await players.play(phase, [talk])
-
-        await play_informed(INFORMED[0], full)
-        await stand.engines.reset(emptied)
-        await asyncio.sleep(NEWS_S)
-        await play_informed(INFORMED[1], reset)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(players.play("death", dead))
-            await stand.strike(struck)
-        stand.engines.start(struck)
-        await stand.engines.ready(struck)
-        await stand.ready()
-        await play_informed(INFORMED[2], both)
-    return players.turns
-
-
-async def test_predictions_are_right_to_the_page_over_evictions_a_reset_and_a_death(
-    stand: Stand,
-) -> None:
-    struck, emptied = stand.engines.engines
-    clears = len(stand.logs[emptied.name].clears)
-    turns = await play(stand)
-    records = {
-        turn.answered.request_id: await stand.fleet.decision(turn.answered.request_id)
-        for turn in turns
-    }
-    examiner = Examiner(turns, load_codec(stand.model), records, stand.logs)
-    misses = list(map(str, examiner.misses()))
-    assert len(turns) == TALKS * TURNS
-    assert len(misses) <= 0.01 * len(turns), "\n".join(misses)
-    assert all(record["is_exact"] for record in records.values())
-    assert [len(log.evictions) > PAGES for log in stand.logs.values()] == [True, True]
-    assert len(stand.logs[emptied.name].clears) == clears + 1
-    assert stand.logs[struck.name].lives == 2
-    used = {(turn.phase, turn.answered.replica) for turn in turns if turn.phase in INFORMED}
-    assert len(used) >= 2 * len(INFORMED) - 1, used  # what came before may weigh on one of them
-    later = [turn for turn in turns if turn.known_tokens]
-    assert sum(turn.is_cut(PAGE_TOKENS) for turn in later) > 0.05 * len(later)
-    assert sum(not turn.is_cut(PAGE_TOKENS) for turn in later) > 0.2 * len(later)
-    warm = [(turn, examiner.warm(turn)) for turn in later if turn.phase in INFORMED]
-    is_there = [turn.answered.replica == name for turn, name in warm if name is not None]
-    assert len(is_there) > 0.2 * len(later)
-    assert sum(is_there) >= 0.85 * len(is_there)
-    left = [turn for turn, name in warm if name not in {None, turn.answered.replica}]
-    assert {turn.answered.reason for turn in left} <= {"spill"}  # on purpose: the other had less
