@@ -117,8 +117,10 @@ async def test_predictions_are_right_to_the_page_over_evictions_a_reset_and_a_de
     is_there = [turn.answered.replica == name for turn, name in warm if name is not None]
     assert len(is_there) > 0.2 * len(later)
     assert sum(is_there) >= 0.85 * len(is_there)
-    left = [turn for turn, name in warm if name not in {None, turn.answered.replica}]
-    assert {turn.answered.reason for turn in left} <= {"spill"}  # on purpose: the other had less
+    # Who leaves a warm worker that it knew of and could have, does so on purpose.
+    for turn, name in warm:
+        if name not in {None, turn.answered.replica} and examiner.could_choose(turn, name):
+            assert turn.answered.reason == "spill", examiner.told(turn)
 
 
 @pytest.mark.parametrize("manner", MANNERS)

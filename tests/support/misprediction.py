@@ -94,6 +94,19 @@ class Examiner:
             return None
         return max(runs, key=lambda name: runs[name])
 
+    def could_choose(self, turn: Turn, name: str) -> bool:
+        """Return whether the last decision saw live state, and ``name`` among its candidates."""
+        record = self._records[turn.answered.request_id]
+        [*_, last] = record["attempts"]
+        names = {one["replica"] for one in last["decision"]["candidates"]}
+        return record["rung"] == "live" and name in names
+
+    def told(self, turn: Turn) -> str:
+        """Return a turn's decision record, and the leading pages that engines had told of."""
+        pages, moment_s = self.pages(turn), self.decided_s(turn)
+        runs = {name: log.run_at(pages, moment_s) for name, log in self._logs.items()}
+        return f"{turn.phase}, pages told: {runs}, {self._records[turn.answered.request_id]}"
+
     def is_free(self, turn: Turn, name: str) -> bool:
         """Return whether no engine had a shorter queue than ``name``, as the router saw it."""
         [*_, last] = self._records[turn.answered.request_id]["attempts"]
