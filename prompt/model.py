@@ -12,6 +12,7 @@ from state.prefix import TOKEN_BYTES, chain_of
 if TYPE_CHECKING:
     from prompt.run import RunTokens
     from state.model import BlockId
+    from state.prefix import ChainKey
 
 MAX_TOKEN_ID: Final = 2**32 - 1
 MAX_DEPTH: Final = 64
@@ -100,14 +101,14 @@ class PromptTokens:
         """The number of tokens."""
         return self._run.count if self._run is not None else len(self.packed) // TOKEN_BYTES
 
-    def chain(self, root: BlockId, block_tokens: int, seed: int) -> tuple[BlockId, ...]:
+    def chain(self, root: BlockId, block_tokens: int, chain_key: ChainKey) -> tuple[BlockId, ...]:
         """Return the ids of all full blocks (see ``state.prefix.chain_of``).
 
         Blocks that other prompts had before are not hashed again.
         """
         if self._run is not None:
-            return self._run.chain(root, block_tokens, seed)
-        return chain_of(root, self.packed, block_tokens, seed)
+            return self._run.chain(root, block_tokens, chain_key)
+        return chain_of(root, self.packed, block_tokens, chain_key)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PromptTokens):

@@ -14,6 +14,7 @@ from state.prefix import TOKEN_BYTES, chain_of, next_block
 
 if TYPE_CHECKING:
     from state.model import BlockId
+    from state.prefix import ChainKey
 
 MAX_DEPTH: Final = 8
 """How many runs a run may stand on before it gets a copy of its own."""
@@ -36,7 +37,7 @@ class TokenRun:
             parent, base, self._depth = None, 0, 0
         self._parent = parent
         self._base = base
-        self._chains: dict[tuple[BlockId, int, int], list[BlockId]] = {}
+        self._chains: dict[tuple[BlockId, int, ChainKey], list[BlockId]] = {}
 
     @property
     def depth(self) -> int:
@@ -71,15 +72,17 @@ class TokenRun:
         """Return tokens ``first`` to ``end``, packed."""
         return self.kept(first, end)
 
-    def chain(self, count: int, root: BlockId, block_tokens: int, seed: int) -> list[BlockId]:
+    def chain(
+        self, count: int, root: BlockId, block_tokens: int, chain_key: ChainKey
+    ) -> list[BlockId]:
         """Return the ids of the full blocks among the first ``count`` tokens; a new list."""
         first = self._base // block_tokens
-        key = (root, block_tokens, seed)
+        key = (root, block_tokens, chain_key)
         known = self._chains.get(key)
         inherited: list[BlockId] = []
         if self._parent is not None:
             inherited = self._parent.chain(
-                min(count, first * block_tokens), root, block_tokens, seed
+                min(count, first * block_tokens), root, block_tokens, chain_key
             )
         if known is None:
             if len(self._chains) >= MAX_CHAINS:
@@ -92,7 +95,7 @@ class TokenRun:
             packed = self.packed(begin, count // block_tokens * block_tokens)
             step = block_tokens * TOKEN_BYTES
             for offset in range(0, len(packed), step):
-                parent = next_block(parent, packed[offset : offset + step], seed)
+                parent = next_block(parent, packed[offset : offset + step], chain_key)
                 known.append(parent)
         return inherited + known[: max(wanted, 0)]
 
@@ -116,10 +119,10 @@ class RunTokens:
         """Return all ids, packed."""
         return self.run.packed(0, self.shared) + self.rest
 
-    def chain(self, root: BlockId, block_tokens: int, seed: int) -> tuple[BlockId, ...]:
+    def chain(self, root: BlockId, block_tokens: int, chain_key: ChainKey) -> tuple[BlockId, ...]:
         """Return the ids of all full blocks."""
-        blocks = self.run.chain(self.shared, root, block_tokens, seed)
+        blocks = self.run.chain(self.shared, root, block_tokens, chain_key)
         begin = len(blocks) * block_tokens
         rest = self.run.packed(begin, self.shared) + self.rest
         parent = blocks[-1] if blocks else root
-        return (*blocks, *chain_of(parent, rest, block_tokens, seed))
+        return (*blocks, *chain_of(parent, rest, block_tokens, chain_key))

@@ -48,6 +48,7 @@ from state.mirror import Mirror
 from state.model import RouterId
 from state.placement import Placements
 from state.prefix import salt_scope
+from state.secret import ChainKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -154,7 +155,7 @@ class App:
         return Chooser(
             self.know,
             self.config.policy,
-            chain_seed=self.config.state.chain_seed,
+            keys=ChainKeys(self.config.state.chain_seed),
             seed=seed,
             clock=time.monotonic,
             kv_transfer=self.config.kv_transfer,

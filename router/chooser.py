@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from state.lease import Lease, LeaseBook, Outcome
     from state.model import Tip
     from state.placement import Placement, Placements
+    from state.secret import ChainKeys
     from state.store import FleetReader
 
 PREFIX_KEYS = 8
@@ -147,7 +148,7 @@ class Chooser:
         knowledge: Knowledge,
         policy: Policy,
         *,
-        chain_seed: int,
+        keys: ChainKeys,
         seed: int,
         clock: Callable[[], float],
         kv_transfer: KvTransferSettings = KvTransferSettings(),  # noqa: B008 - a frozen value
@@ -155,13 +156,12 @@ class Chooser:
         self._know = knowledge
         self._policy = policy
         self._kv_transfer = kv_transfer
-        self._chain_seed = chain_seed
         self._clock = clock
         self._ordinal = 0
         self._cost = getattr(policy, "prefill", None) or PrefillCost()
         self._hashes_prefix = getattr(policy, "hashes_prefix", False)
         self._peeked: _Decided | None = None
-        self.outlook = Outlook(knowledge, chain_seed)
+        self.outlook = Outlook(knowledge, keys)
         self.seed = seed
 
     def route(self, prompt: ReadPrompt) -> Routed:
@@ -223,9 +223,8 @@ class Chooser:
                 self._know.placed.place(member.replica, chain, now_s)
         shadows: list[tuple[Placements, Placement]] = []
         if routed.prompt.shadows:
-            hash_of = (self.outlook.root, self._chain_seed)
             guessed = self._know.guessed
-            shadows = place_shadows(routed.prompt, member.replica, guessed, hash_of, now_s)
+            shadows = place_shadows(routed.prompt, member.replica, guessed, self.outlook, now_s)
         footprint = self._occupy(routed, member)
         choice = Choice(member, decision, lease, book, placements, footprint, is_told, shadows)
         choice.request, choice.views = request, views

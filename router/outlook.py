@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from router.chooser import Knowledge, Routed
     from router.fleet import Member
     from state.model import Tip
+    from state.secret import ChainKeys
 
 BYTES_PER_TOKEN = 4
 """How many UTF-8 bytes weigh as much as one token where no tokenizer is known."""
@@ -53,9 +54,9 @@ class _Found(NamedTuple):
 class Outlook:
     """Makes the frozen view of the candidates that a policy decides on."""
 
-    def __init__(self, know: Knowledge, chain_seed: int) -> None:
+    def __init__(self, know: Knowledge, keys: ChainKeys) -> None:
         self._know = know
-        self._chain_seed = chain_seed
+        self.keys = keys
         self._roots: dict[ModelIdentity, BlockId] = {}
 
     @staticmethod
@@ -73,9 +74,9 @@ class Outlook:
             if branch.announced == announced:
                 return branch
         identity = identity_of(routed, announced)
-        root, seed = self.root(identity), self._chain_seed
+        root, key = self.root(identity), self.keys.of(identity.scope)
         prompts = routed.prompt.prompts
-        chains = tuple(tokens.chain(root, identity.block_tokens, seed) for tokens in prompts)
+        chains = tuple(tokens.chain(root, identity.block_tokens, key) for tokens in prompts)
         branch = Branch(announced, identity, chains)
         routed.branches.append(branch)
         return branch
@@ -86,7 +87,7 @@ class Outlook:
         if root is None:
             if len(self._roots) >= ROOTS_KEPT:
                 self._roots.clear()
-            root = self._roots[identity] = chain_root(identity, self._chain_seed)
+            root = self._roots[identity] = chain_root(identity, self.keys.of(identity.scope))
         return root
 
     def views(

@@ -7,7 +7,7 @@ happened before a byte of an answer reached the client may be tried on another r
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from prompt.body import MAX_MODEL_CHARS
 from prompt.model import BadPromptError, ReadPrompt, Unroutable
+from router.account import Call, record_of
 from router.body import read_body
 from router.error import (
     ClientError,
@@ -28,7 +29,7 @@ from router.error import (
 from router.relay import LeftAfterEndError, RelayRequest, relay
 from router.reply import error_response
 from router.server import DONE_PATHS, PREFIX_PATHS
-from router.trace import Attempt, DecisionRecord
+from router.trace import Attempt
 from state.lease import Outcome
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from router.health import Health
     from router.hold import Hold
     from router.metrics import Metrics
-    from router.relay import Relayed
     from router.request import Request
     from router.token_source import TokenSource
     from router.trace import DecisionTrace
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from state.store import FleetReader, Lookup
 
 MAX_ATTEMPTS = 3
-CLIENT_CLOSED = 499
 BUSY_STATUSES = frozenset({429, 503})
 NO_STATUSES: frozenset[int] = frozenset()
 DONE_MARKER = b"[DONE]"
@@ -82,26 +81,6 @@ class ProxyParts:
     lookup: Lookup | None = None
     decisions: DecisionLog | None = None
     hold: Hold | None = None
-
-
-@dataclass(slots=True)
-class Call:
-    """The mutable account of one request."""
-
-    request_id: str
-    client_request_id: str | None
-    path: str
-    started_s: float
-    started_unix_s: float
-    routed: Routed | None = None
-    attempts: list[Attempt] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
-    """One for each attempt."""
-    held_s: float = 0.0
-    ttft_s: float | None = None
-    relayed: Relayed | None = None
-    status: int = CLIENT_CLOSED
-    outcome: str = "cancelled"
 
 
 class _NamesModel(Struct, frozen=True):
@@ -341,37 +320,10 @@ class Proxy:
     def _account(self, call: Call) -> None:
         """Record how the request ended: trace, metrics."""
         parts, routed = self._parts, call.routed
-        heat = routed.heat if routed is not None else None
         usage = call.relayed.usage if call.relayed is not None else None
         if routed is not None:
             parts.tokens.check(routed.prompt, usage)
-        rung, age_s = parts.reader.freshness()
-        record = DecisionRecord(
-            request_id=call.request_id,
-            client_request_id=call.client_request_id,
-            ordinal=routed.ordinal if routed is not None else 0,
-            seed=parts.chooser.seed,
-            started_unix_s=call.started_unix_s,
-            path=call.path,
-            model=routed.prompt.model or None if routed is not None else None,
-            policy=type(parts.config.policy).__name__,
-            prompt_tokens=routed.prompt_tokens if routed is not None else 0,
-            is_exact=routed.is_exact if routed is not None else False,
-            unroutable=routed.prompt.unroutable if routed is not None else None,
-            rung=rung,
-            state_age_s=age_s,
-            hot_prefix_tokens=heat.prefix_tokens if heat is not None else None,
-            hot_holders=tuple(sorted(heat.holders)) if heat is not None else (),
-            held_s=call.held_s,
-            attempts=tuple(call.attempts),
-            status=call.status,
-            outcome=call.outcome,
-            ttft_s=call.ttft_s,
-            duration_s=parts.clock() - call.started_s,
-            reported_prompt_tokens=usage.prompt_tokens if usage is not None else None,
-            reported_cached_tokens=usage.cached_tokens if usage is not None else None,
-            reported_output_tokens=usage.completion_tokens if usage is not None else None,
-        )
+        record = record_of(parts, call, usage)
         parts.trace.add(record)
         parts.metrics.finished(record)
         if routed is not None and parts.decisions is not None:

@@ -12,10 +12,9 @@ from state.model import ModelIdentity
 from state.prefix import salt_scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from prompt.model import ReadPrompt
-    from state.model import BlockId, ReplicaId
+    from router.outlook import Outlook
+    from state.model import ReplicaId
     from state.placement import Placement, Placements
 
 APPROXIMATE_BLOCK_BYTES: Final = 256
@@ -37,13 +36,13 @@ def place_shadows(
     prompt: ReadPrompt,
     replica: ReplicaId,
     guessed: Placements,
-    hash_of: tuple[Callable[[ModelIdentity], BlockId], int],
+    outlook: Outlook,
     now_s: float,
 ) -> list[tuple[Placements, Placement]]:
-    """Let the bytes of a prompt with tokens count as resident; ``hash_of`` is root and seed."""
+    """Let the bytes of a prompt with tokens count as resident."""
     if not prompt.shadows:
         return []
-    root_of, seed = hash_of
-    root = root_of(approximate_identity(prompt))
-    chains = [tokens.chain(root, APPROXIMATE_BLOCK_BYTES, seed) for tokens in prompt.shadows]
+    identity = approximate_identity(prompt)
+    root, key = outlook.root(identity), outlook.keys.of(identity.scope)
+    chains = [tokens.chain(root, APPROXIMATE_BLOCK_BYTES, key) for tokens in prompt.shadows]
     return [(guessed, guessed.place(replica, chain, now_s)) for chain in chains]

@@ -31,6 +31,7 @@ from sidecar.scrape import EngineClient, EngineError, EngineMetrics
 from sidecar.silence import Silence
 from sidecar.subscriber import EventSubscriber, Reset, ResetReason
 from state.model import Generation, ReplicaRecord
+from state.secret import ChainKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,7 +132,7 @@ class SidecarAgent:
         self._folder = PageFolder(
             profile.identity,
             profile.page_tokens,
-            seed=self._settings.chain_seed,
+            keys=ChainKeys(self._settings.chain_seed),
             capacity_pages=profile.capacity_pages,
         )
         self.metrics.follow_folder(self._folder, reason)

@@ -20,17 +20,16 @@ like orphans) but never indexed.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Final
-
-import msgspec
 
 from sidecar.change import FoldCounts, ResidentBlocks
 from sidecar.event import ClearedPages, RemovedPages, StoredPages
 from sidecar.orphan import OrphanStores
+from sidecar.page_tree import Page, Space, space_of
 from state.model import Tier
-from state.prefix import TOKEN_BYTES, chain_root, namespace_of, next_block
+from state.prefix import TOKEN_BYTES, next_block
+from state.secret import ChainKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -54,34 +53,6 @@ class PageSizeError(Exception):
         self.page_tokens = page_tokens
 
 
-@dataclass(slots=True, eq=False)
-class _Space:
-    adapter: str
-    scope: str
-    namespace: NamespaceId
-    root: BlockId
-    pages: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Page:
-    """One engine page; ``space`` is None when it is followed but never indexed.
-
-    ``slot`` is its place in its block. The last page of a block knows the block's id, the others
-    their tokens. A page without copies stays while it has children, for their ids' sake.
-    """
-
-    handle: int
-    space: _Space | None
-    parent: _Page | None
-    slot: int
-    packed: bytes
-    block: BlockId | None = None
-    counted_tiers: int = 0
-    copies: list[int] = field(default_factory=lambda: [0] * len(_TIERS))
-    children: set[_Page] | None = None
-
-
 class PageFolder:
     """The pages of one engine under one identity. Pure: no clock, no I/O, single-threaded."""
 
@@ -90,7 +61,7 @@ class PageFolder:
         identity: ModelIdentity,
         page_tokens: int,
         *,
-        seed: int = 0,
+        keys: ChainKeys | None = None,
         capacity_pages: int | None = None,
         max_orphan_pages: int = _MAX_ORPHAN_PAGES,
     ) -> None:
@@ -101,7 +72,7 @@ class PageFolder:
         self.page_tokens = page_tokens
         self.counts = FoldCounts()
         self.orphans = OrphanStores(max_orphan_pages)
-        self._seed = seed
+        self._keys = keys or ChainKeys()
         self._pages_per_block = identity.block_tokens // page_tokens
         self._max_pages = (
             capacity_pages or _DEFAULT_MAX_PAGES,
@@ -110,11 +81,11 @@ class PageFolder:
         )
         self._group: int | None = None
         self._has_stored = False
-        self._pages: dict[int, list[_Page]] = {}
-        self._spaces: dict[tuple[str, str], _Space] = {}
-        self._held: tuple[dict[_Page, None], ...] = tuple({} for _ in _TIERS)
+        self._pages: dict[int, list[Page]] = {}
+        self._spaces: dict[tuple[str, str], Space] = {}
+        self._held: tuple[dict[Page, None], ...] = tuple({} for _ in _TIERS)
         self._gpu_copies = 0
-        self._multiple: set[_Page] = set()
+        self._multiple: set[Page] = set()
         self._resident = ResidentBlocks()
 
     def apply(self, events: Iterable[KvEvent]) -> Fold:
@@ -191,12 +162,12 @@ class PageFolder:
             else:
                 self.counts.unknown_pages += 1
 
-    def _attach(self, event: StoredPages) -> list[_Page]:
+    def _attach(self, event: StoredPages) -> list[Page]:
         """Add the copies of one run; returns its pages, none when the parent is unknown."""
         if event.tier is None:
             return []
-        parent: _Page | None = None
-        space: _Space | None = None
+        parent: Page | None = None
+        space: Space | None = None
         if event.parent is None:
             if event.opaque_from != 0:
                 space = self._space(event.adapter, event.scope or "")
@@ -216,7 +187,7 @@ class PageFolder:
             self._add_copy(page, tier)
         return pages
 
-    def _choose_parent(self, candidates: list[_Page], event: StoredPages) -> _Page | None:
+    def _choose_parent(self, candidates: list[Page], event: StoredPages) -> Page | None:
         """Return the page that ``event`` continues; None when that is not certain."""
         if len(candidates) == 1 and candidates[0].space is None:
             return candidates[0]
@@ -232,7 +203,7 @@ class PageFolder:
         self.counts.ambiguous_events += 1
         return None
 
-    def _run(self, event: StoredPages, parent: _Page | None, space: _Space | None) -> list[_Page]:
+    def _run(self, event: StoredPages, parent: Page | None, space: Space | None) -> list[Page]:
         page_bytes = self.page_tokens * TOKEN_BYTES
         pages = []
         for index, handle in enumerate(event.handles):
@@ -251,17 +222,15 @@ class PageFolder:
             parent = page
         return pages
 
-    def _find(self, handle: int, space: _Space | None) -> _Page | None:
+    def _find(self, handle: int, space: Space | None) -> Page | None:
         for page in self._pages.get(handle, ()):
             if page.space is space:
                 return page
         return None
 
-    def _create(
-        self, handle: int, space: _Space | None, parent: _Page | None, packed: bytes
-    ) -> _Page:
+    def _create(self, handle: int, space: Space | None, parent: Page | None, packed: bytes) -> Page:
         slot = (parent.slot + 1) % self._pages_per_block if parent is not None else 0
-        page = _Page(handle, space, parent, slot, packed if space is not None else b"")
+        page = Page(handle, space, parent, slot, packed if space is not None else b"")
         self._pages.setdefault(handle, []).append(page)
         if parent is not None:
             if parent.children is None:
@@ -276,25 +245,25 @@ class PageFolder:
             before = path[-1].parent
             root = space.root if before is None or before.block is None else before.block
             packed_block = b"".join(member.packed for member in reversed(path))
-            page.block = next_block(root, packed_block, self._seed)
+            page.block = next_block(root, packed_block, space.key)
             page.packed = b""
         return page
 
-    def _block_path(self, last: _Page) -> Iterator[_Page]:
+    def _block_path(self, last: Page) -> Iterator[Page]:
         """Yield the pages of the block that ends with ``last``, last first."""
-        page: _Page | None = last
+        page: Page | None = last
         for _ in range(self._pages_per_block):
             if page is None:
                 return
             yield page
             page = page.parent
 
-    def _space(self, adapter: str, scope: str) -> _Space:
+    def _space(self, adapter: str, scope: str) -> Space:
         space = self._spaces.get((adapter, scope))
         if space is None:
-            identity = msgspec.structs.replace(self.identity, adapter=adapter, scope=scope)
-            space = _Space(adapter, scope, namespace_of(identity), chain_root(identity, self._seed))
-            self._spaces[adapter, scope] = space
+            space = self._spaces[adapter, scope] = space_of(
+                self.identity, adapter, scope, self._keys
+            )
         return space
 
     def _remove(self, event: RemovedPages) -> None:
@@ -314,7 +283,7 @@ class PageFolder:
             for page in holders:
                 self._drop_copies(page, tier, 1)
 
-    def _add_copy(self, page: _Page, tier: int) -> None:
+    def _add_copy(self, page: Page, tier: int) -> None:
         copies = page.copies[tier]
         if copies and tier != _GPU:
             return  # offloaded pages are keyed by their hash: there is one copy
@@ -327,7 +296,7 @@ class PageFolder:
             self._held[tier][page] = None
             self._recount(page, tier)
 
-    def _drop_copies(self, page: _Page, tier: int, copies: int) -> None:
+    def _drop_copies(self, page: Page, tier: int, copies: int) -> None:
         page.copies[tier] -= copies
         if tier == _GPU:
             self._gpu_copies -= copies
@@ -338,7 +307,7 @@ class PageFolder:
             self._recount(page, tier)
             self._prune(page)
 
-    def _recount(self, page: _Page, tier: int) -> None:
+    def _recount(self, page: Page, tier: int) -> None:
         """Bring the residency of every block through ``page`` up to date."""
         if page.space is None:
             return
@@ -355,9 +324,9 @@ class PageFolder:
             count = self._resident.add if is_resident else self._resident.discard
             count(page.space.namespace, _TIERS[tier], member.block)
 
-    def _prune(self, page: _Page) -> None:
+    def _prune(self, page: Page) -> None:
         """Forget ``page`` and those of its ancestors that nothing needs any more."""
-        current: _Page | None = page
+        current: Page | None = page
         while current is not None and not current.children and not any(current.copies):
             twins = self._pages[current.handle]
             twins.remove(current)

@@ -10,9 +10,10 @@ field can be mistaken for another: an adapter "X" and a salt "X" never meet.
 Only full blocks have ids. An engine always computes the last prompt token itself, so even a full
 match saves at most ``prompt_tokens - 1`` tokens (``cacheable_tokens``).
 
-H is xxh3-128 with the deployment's seed: fast, and guessable by whoever can read the state store
-and knows the seed. That suits one tenant; keyed hashes for several are another H behind the same
-functions.
+H is chosen by the key. A number is the seed of xxh3-128: fast, and guessable by whoever can read
+the state store and knows the seed, which suits one tenant. Bytes are the key of BLAKE2b-128:
+without it nobody can tell which prompt an id stands for. ``state.secret`` says which key a scope
+has.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ from state.model import BlockId, ModelIdentity, NamespaceId
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+ChainKey = int | bytes
+"""A 64-bit seed of xxh3-128, or up to 64 bytes that are a key of BLAKE2b-128."""
 CHAIN_VERSION: Final = 1
 TOKEN_BYTES: Final = 4
+ID_BYTES: Final = 16
 _ROOT_FIELDS: Final = (
     "model",
     "weights_revision",
@@ -56,9 +60,16 @@ def _framed_identity(identity: ModelIdentity) -> bytes:
     return b"".join(parts)
 
 
-def chain_root(identity: ModelIdentity, seed: int) -> BlockId:
-    """Return the parent id of every first block under ``identity``; ``seed`` is 64 bits."""
-    return BlockId(xxhash.xxh3_128_digest(_framed_identity(identity), seed))
+def block_id(data: bytes, key: ChainKey) -> BlockId:
+    """Return H of ``data``."""
+    if isinstance(key, int):
+        return BlockId(xxhash.xxh3_128_digest(data, key))
+    return BlockId(hashlib.blake2b(data, digest_size=ID_BYTES, key=key).digest())
+
+
+def chain_root(identity: ModelIdentity, key: ChainKey) -> BlockId:
+    """Return the parent id of every first block under ``identity``."""
+    return block_id(_framed_identity(identity), key)
 
 
 def namespace_of(identity: ModelIdentity) -> NamespaceId:
@@ -94,22 +105,31 @@ def unpack_tokens(packed: bytes) -> list[int]:
 
 
 def chain_of(
-    root: BlockId, packed_tokens: bytes, block_tokens: int, seed: int
+    root: BlockId, packed_tokens: bytes, block_tokens: int, key: ChainKey
 ) -> tuple[BlockId, ...]:
     """Return the ids of all full blocks of ``packed_tokens`` (see ``pack_tokens``)."""
-    digest = xxhash.xxh3_128_digest
     block_bytes = block_tokens * TOKEN_BYTES
+    ends = range(block_bytes, len(packed_tokens) + 1, block_bytes)
     parent: bytes = root
     chain = []
-    for end in range(block_bytes, len(packed_tokens) + 1, block_bytes):
-        parent = digest(parent + packed_tokens[end - block_bytes : end], seed)
+    if isinstance(key, int):
+        xxh3 = xxhash.xxh3_128_digest
+        for end in ends:
+            parent = xxh3(parent + packed_tokens[end - block_bytes : end], key)
+            chain.append(BlockId(parent))
+        return tuple(chain)
+    keyed = hashlib.blake2b(digest_size=ID_BYTES, key=key)
+    for end in ends:
+        block = keyed.copy()
+        block.update(parent + packed_tokens[end - block_bytes : end])
+        parent = block.digest()
         chain.append(BlockId(parent))
     return tuple(chain)
 
 
-def next_block(parent: BlockId, packed_block: bytes, seed: int) -> BlockId:
+def next_block(parent: BlockId, packed_block: bytes, key: ChainKey) -> BlockId:
     """Return the id of one full block under ``parent``: one step of ``chain_of``."""
-    return BlockId(xxhash.xxh3_128_digest(parent + packed_block, seed))
+    return block_id(parent + packed_block, key)
 
 
 def block_tokens_for(page_tokens: int, preferred: int = 64) -> int:

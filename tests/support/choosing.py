@@ -14,6 +14,7 @@ from state.lease import LeaseBook
 from state.model import ModelIdentity, ReplicaState
 from state.placement import Placements
 from state.prefix import chain_of, chain_root, pack_tokens
+from state.secret import ChainKeys
 
 if TYPE_CHECKING:
     from policies.union import AnyPolicy
@@ -64,7 +65,7 @@ class Choosing:
         self.chooser = Chooser(
             self.know,
             policy or Weighted(),
-            chain_seed=SEED,
+            keys=ChainKeys(SEED),
             seed=1,
             clock=lambda: self.now_s,
             kv_transfer=kv_transfer or KvTransferSettings(),

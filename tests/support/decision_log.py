@@ -36,6 +36,7 @@ from state.model import (
 )
 from state.placement import Placements
 from state.prefix import chain_of, chain_root, namespace_of, pack_tokens
+from state.secret import ChainKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +98,7 @@ class Replay:
             heat=HeatMap(HotSettings()),
         )
         self.chooser = Chooser(
-            know, policy, chain_seed=CHAIN_SEED, seed=seed, clock=lambda: self.now_s
+            know, policy, keys=ChainKeys(CHAIN_SEED), seed=seed, clock=lambda: self.now_s
         )
         self.members: list[Member] = []
         self._begun = 0

@@ -30,6 +30,7 @@ from state.model import (
 )
 from state.placement import Placements
 from state.prefix import chain_of, chain_root, namespace_of, pack_tokens, salt_scope
+from state.secret import ChainKeys
 
 SEED = 7
 IDENTITY = ModelIdentity(model="m", block_tokens=64)
@@ -106,7 +107,7 @@ def rig() -> Rig:
         guessed=Placements(600.0),
         heat=HeatMap(HotSettings()),
     )
-    chooser = Chooser(know, Weighted(), chain_seed=SEED, seed=1, clock=clock)
+    chooser = Chooser(know, Weighted(), keys=ChainKeys(SEED), seed=1, clock=clock)
     box.append(Rig(state, know, chooser))
     return box[0]
 

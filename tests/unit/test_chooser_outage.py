@@ -17,6 +17,7 @@ from state.lease import LeaseBook, Outcome
 from state.model import LeaseTotals, ModelIdentity, Overlap, ReplicaId, ReplicaState, Rung
 from state.placement import PENDING_TTL_S, Placements
 from state.prefix import chain_of, chain_root, pack_tokens
+from state.secret import ChainKeys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,7 +107,7 @@ def rig() -> Rig:
         guessed=Placements(GUESS_TTL_S),
         heat=HeatMap(HotSettings()),
     )
-    chooser = Chooser(know, Weighted(), chain_seed=SEED, seed=1, clock=clock)
+    chooser = Chooser(know, Weighted(), keys=ChainKeys(SEED), seed=1, clock=clock)
     box.append(Rig(reader, know, chooser))
     return box[0]
 

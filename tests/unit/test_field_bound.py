@@ -17,6 +17,7 @@ from state.memory import MemoryState
 from state.model import ReplicaId, RouterId
 from state.placement import Placements
 from state.prefix import pack_tokens
+from state.secret import ChainKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +48,7 @@ class Feed:
         for member in self.members:
             self.know.guessed.limit(member.replica, 10**6, CAPACITY_BLOCKS)
         self.chooser = Chooser(
-            self.know, Weighted(), chain_seed=1, seed=1, clock=lambda: self.now_s
+            self.know, Weighted(), keys=ChainKeys(1), seed=1, clock=lambda: self.now_s
         )
         self._first = iter(range(10**9))
 

@@ -20,6 +20,7 @@ from state.memory import MemoryState
 from state.model import ModelIdentity, ReplicaId, RouterId
 from state.placement import Placements
 from state.prefix import chain_of, chain_root, pack_tokens
+from state.secret import ChainKeys
 from support.tokenizer import write_tokenizer
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def test_a_replica_with_two_models_is_warm_for_the_one_that_it_was_asked(*, is_e
         guessed=Placements(600.0),
         heat=HeatMap(HotSettings()),
     )
-    chooser = Chooser(know, Weighted(), chain_seed=SEED, seed=1, clock=lambda: 1.0)
+    chooser = Chooser(know, Weighted(), keys=ChainKeys(SEED), seed=1, clock=lambda: 1.0)
     tokens = range(4_000)
     assert predicted(chooser, "one", is_exact=is_exact, tokens=tokens) == 0
     assert predicted(chooser, "one", is_exact=is_exact, tokens=tokens) > 900

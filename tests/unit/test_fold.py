@@ -7,6 +7,7 @@ from sidecar.event import ClearedPages, KvEvent, RemovedPages, StoredPages, deco
 from sidecar.fold import PageFolder, PageSizeError
 from state.model import BlockId, ModelIdentity, NamespaceId, Tier
 from state.prefix import chain_of, chain_root, namespace_of, pack_tokens, salt_scope
+from state.secret import ChainKeys
 from support.kv_engine import stored
 
 IDENTITY = ModelIdentity(model="m", block_tokens=4)
@@ -14,7 +15,7 @@ SEED = 7
 
 
 def folder(page_tokens: int = 2, capacity_pages: int | None = None) -> PageFolder:
-    return PageFolder(IDENTITY, page_tokens, seed=SEED, capacity_pages=capacity_pages)
+    return PageFolder(IDENTITY, page_tokens, keys=ChainKeys(SEED), capacity_pages=capacity_pages)
 
 
 def identity(adapter: str = "", salt: str = "") -> ModelIdentity:

@@ -8,12 +8,13 @@ from typing import Any, cast
 import pytest
 
 from policies.model import Decision, Reason
+from router.account import Call
 from router.chooser import Choice
 from router.config import Config
 from router.error import ReplicaClosedError
 from router.fleet import Member
 from router.footprint import Footprints
-from router.proxy import Call, Proxy
+from router.proxy import Proxy
 from router.request import read_headers
 from router.upstream import Endpoint
 from state.lease import LeaseBook

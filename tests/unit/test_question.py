@@ -15,6 +15,7 @@ from state.memory import MemoryState
 from state.model import ModelIdentity, ReplicaId, RouterId
 from state.placement import Placements
 from state.prefix import chain_of, chain_root, namespace_of, pack_tokens, salt_scope
+from state.secret import ChainKeys
 from state.store import Question
 
 SEED = 7
@@ -40,7 +41,7 @@ def asked(*members: Member, salt: str = "", is_exact: bool = True) -> list[Quest
         guessed=Placements(),
         heat=HeatMap(HotSettings()),
     )
-    chooser = Chooser(knowledge, Weighted(), chain_seed=SEED, seed=1, clock=time.monotonic)
+    chooser = Chooser(knowledge, Weighted(), keys=ChainKeys(SEED), seed=1, clock=time.monotonic)
     prompt = ReadPrompt(
         model="m",
         is_stream=True,

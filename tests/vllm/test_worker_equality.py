@@ -23,6 +23,7 @@ from sidecar.event import decode_batch
 from sidecar.fold import PageFolder
 from state.model import ModelIdentity, Tier
 from state.prefix import chain_of, chain_root, namespace_of, pack_tokens
+from state.secret import ChainKeys
 from support.engine_process import Engine, Engines
 from support.fleet import until
 from support.vllm import MODEL, PAGE_TOKENS, vllm_command
@@ -52,7 +53,9 @@ class Reading:
     """The blocks of one engine, folded from its events as a sidecar does it."""
 
     folder: PageFolder = field(
-        default_factory=lambda: PageFolder(IDENTITY, PAGE_TOKENS, seed=SEED, capacity_pages=PAGES)
+        default_factory=lambda: PageFolder(
+            IDENTITY, PAGE_TOKENS, keys=ChainKeys(SEED), capacity_pages=PAGES
+        )
     )
 
     async def follow(self, socket: zmq.asyncio.Socket) -> None:
