@@ -20,7 +20,6 @@ import json
 import os
 import random
 import statistics
-import string
 import sys
 import tempfile
 from pathlib import Path
@@ -31,17 +30,15 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import aiohttp
 from msgspec import Struct, structs
-from tokenizers import AddedToken, Tokenizer, pre_tokenizers, trainers
 
 from contender import VLLM, label, missing
 from figures import Figures, ratio_table, write_report
 from meter import Noise
 from peers.install import peer_python
 from support.chaos import free_ports
-from support.checkpoint import config_table, write_checkpoint
 from support.engine_process import Engines, EngineStartError
 from support.fleet import FleetPlan, LocalFleet, until
-from support.tokenizer import SPECIAL_TOKENS
+from support.mid_llama import CONTEXT_TOKENS, write_llama
 from support.vllm import (
     MODEL,
     PAGE_TOKENS,
@@ -49,7 +46,6 @@ from support.vllm import (
     NoEngineError,
     vllm_command,
     vllm_executable,
-    write_model_tokenizer,
 )
 from support.worker_engine import worker_command
 from warmroute.local import ChildFailedError
@@ -64,10 +60,7 @@ OWN, ROUND_ROBIN = "warmroute", "warmroute, round robin"
 POLICIES: Final = {OWN: "expected_ttft", ROUND_ROBIN: "round_robin"}
 BLOCK_TOKENS: Final = 512
 SHRINK: Final = 16
-CONTEXT_TOKENS: Final = 4_096
 ENGINES: Final = 2
-HEAD_WIDTH: Final = 64
-VOCABULARY: Final = 320
 EXIT_FAILED: Final = 1
 HTTP_OK: Final = 200
 WARM_UP: Final = 8
@@ -84,7 +77,10 @@ MEAN, P50, P99, HITS, FAILED, LATE = (
 
 
 class Amounts(Struct, frozen=True, kw_only=True):
-    """How much is sent, and the size of the model. Lengths are before shrinking."""
+    """How much is sent, and the size of the model. Lengths are before shrinking.
+
+    The caches of both engines together hold the sessions that are active, one of them does not.
+    """
 
     rounds: int = 5
     agents: int = 3
@@ -96,9 +92,9 @@ class Amounts(Struct, frozen=True, kw_only=True):
     output_tokens: int = 160
     think_s: float = 4.0
     requests_per_s: float = 3.0
-    pages: int = 1_024
-    layers: int = 8
-    width: int = 384
+    pages: int = 224
+    layers: int = 12
+    width: int = 512
 
 
 AMOUNT_FLAGS: Final = {
@@ -145,39 +141,6 @@ def write_trace(path: Path, amounts: Amounts, seed: int) -> int:
     lines.sort(key=lambda line: int(line["timestamp"]))
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return len(lines)
-
-
-def write_model(folder: Path, amounts: Amounts) -> Path:
-    """Write a Llama with random weights that both engines can serve.
-
-    Its tokenizer has each letter with a space before it as one token, as large ones do.
-    """
-    path = write_model_tokenizer(folder) / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(path))
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[AddedToken(text, special=True) for text in SPECIAL_TOKENS],
-    )
-    letters = "".join(f" {letter}" for letter in string.ascii_letters)
-    tokenizer.train_from_iterator([letters] * 20, trainer)
-    tokenizer.save(str(path))
-    heads = max(1, amounts.width // HEAD_WIDTH)
-    table = config_table(
-        "llama",
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=amounts.width,
-        intermediate_size=3 * amounts.width,
-        num_hidden_layers=amounts.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=HEAD_WIDTH,
-        max_position_embeddings=2 * CONTEXT_TOKENS,
-        bos_token_id=SPECIAL_TOKENS.index("<|bos|>"),
-        eos_token_id=SPECIAL_TOKENS.index("<|im_end|>"),
-    )
-    return write_checkpoint(folder, table)
 
 
 def engine_command(kind: str, model: Path, amounts: Amounts) -> Command:
@@ -239,7 +202,7 @@ class Stand:
 @contextlib.asynccontextmanager
 async def open_stand(folder: Path, kind: str, amounts: Amounts) -> AsyncIterator[Stand]:
     """Start engines and sidecars; none outlives the block."""
-    model = write_model(folder / "model", amounts)
+    model = write_llama(folder / "model", amounts.layers, amounts.width)
     command = engine_command(kind, model, amounts)
     plan = FleetPlan(replicas=0, model=MODEL, tokenizer=model, routers=0, config=CONFIG)
     async with Engines(folder, command) as engines:

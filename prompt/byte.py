@@ -225,7 +225,7 @@ def _part(message: dict[str, Any]) -> str:
     extras = {
         key: message[key]
         for key in ("name", "tool_call_id", "reasoning", "tool_calls", "tools")
-        if key in message
+        if message.get(key) is not None
     }
     shown = "".join(f"{key}: {_as_json(value)}\n" for key, value in extras.items())
     return f"<|im_start|>{message['role']}\n{shown}{message['content']}{_END}"

@@ -16,7 +16,7 @@ from prompt.history import (
 from prompt.message import normalised_messages, normalised_tools
 from prompt.model import PromptTokens, UnroutablePromptError
 from prompt.sandbox import PrintedTool
-from prompt.stability import stability_of
+from prompt.stability import is_tried, stability_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +74,8 @@ class ChatEncoder:
         conversation.rendered.pop(variant, None)
         cache = self._cache(variant)
         if cache is None or self.stability is Stability.UNSTABLE:
+            return None
+        if not is_tried(self._template, variant.options):
             return None
         normalised = self._normalised(messages)
         parts = None if self._is_sensitive(normalised) else self._parts(normalised, variant)

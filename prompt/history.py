@@ -35,7 +35,7 @@ MAX_VARIANTS: Final = 4
 _HEAD_MESSAGES: Final = 4
 """The first user message is looked for among so many."""
 _CONTEXT_MESSAGES: Final = range(2, 14)
-_REASONING: Final = ("reasoning", "reasoning_content", "thinking")
+_REASONING: Final = ("reasoning", "reasoning_content")
 
 
 class Stability(enum.Enum):

@@ -24,6 +24,8 @@ _TEXT_KEYS: Final = {
     "thinking": "thinking",
 }
 _SKIPPED_WHEN_NONE: Final = ("text", "refusal")
+_CALL_KEYS: Final = frozenset({"id", "function", "type"})
+_FUNCTION_KEYS: Final = frozenset({"arguments", "name"})
 # A line that changes with every request of one popular client; the engine drops it too.
 _BILLING_LINE: Final = "x-anthropic-billing-header"
 
@@ -50,8 +52,8 @@ def _normalised(message: dict[str, Any], *, is_structured: bool) -> dict[str, An
         result["tool_call_id"] = message["tool_call_id"]
     if isinstance(message.get("name"), str):
         result["name"] = message["name"]
-    if role == "developer" and message.get("tools") is not None:
-        result["tools"] = message["tools"]
+    if role == "developer":
+        result["tools"] = message.get("tools")
     return result
 
 
@@ -74,8 +76,8 @@ def _assistant_fields(message: dict[str, Any]) -> dict[str, Any]:
     if reasoning is None:
         reasoning = message.get("reasoning_content")
     if reasoning is not None:
-        # Templates differ in the name that they read.
-        fields |= dict.fromkeys(("reasoning", "reasoning_content", "thinking"), reasoning)
+        # Under these two names only: a template that reads ``thinking`` sees none of it there.
+        fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
     return fields
 
 
@@ -120,12 +122,18 @@ def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
     if (call.get("type") or "function") != "function" or not isinstance(function, dict):
         detail = "a tool call that is no function call"
         raise TemplateFailureError(detail)
-    # In the engine's order, which templates that print whole calls show.
+    # In the engine's order, which templates that print whole calls show: what else a client sends
+    # (the ``index`` of a streamed call) comes last, as it was sent.
     shown: dict[str, Any] = {"arguments": _parsed_arguments(function.get("arguments"))}
     if function.get("name") is not None:
         shown["name"] = function["name"]
     identity = {} if call.get("id") is None else {"id": call["id"]}
-    return {**identity, "function": shown, "type": "function"}
+    normal = {**identity, "function": shown | _others(function, _FUNCTION_KEYS), "type": "function"}
+    return normal | _others(call, _CALL_KEYS)
+
+
+def _others(value: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    return {key: other for key, other in value.items() if key not in known}
 
 
 def _parsed_arguments(arguments: object) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _CONVERTERS: Final[Mapping[str, Callable[[bytes], ChatCall]]] = {
 }
 _DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _DIGEST_BYTES: Final = 16
+_OLD_REASONING: Final = "reasoning_content"
 _NONE: Final = b"null"
 _NO_VALUE: Final = Raw(_NONE)
 _PLAIN_CHOICES: Final = (_NONE, b'"auto"', b'"none"')
@@ -125,7 +126,7 @@ def rendered(answer: bytes, path: str) -> bytes:
 
 def _chat_question(body: bytes) -> Question:
     parts = msgspec.json.decode(body, type=_ChatParts)
-    fields: dict[str, object] = {"model": parts.model, "messages": parts.messages}
+    fields: dict[str, object] = {"model": parts.model, "messages": _renamed(parts.messages)}
     if bytes(parts.tools) != _NONE:
         fields["tools"] = parts.tools
     for name in _PASSED:
@@ -139,6 +140,22 @@ def _chat_question(body: bytes) -> Question:
     _add_kwargs(fields, kwargs, documents, effort)
     is_plain = bytes(parts.tool_choice) in _PLAIN_CHOICES
     return _question(CHAT_PATH, fields, bytes(parts.tool_choice), is_plain=is_plain)
+
+
+def _renamed(messages: Raw) -> Raw | list[dict[str, Raw]]:
+    """Return the messages with reasoning under the one name that ``/tokenize`` knows.
+
+    A chat may call it ``reasoning_content``, as older clients do; ``/tokenize`` drops that.
+    """
+    raw = bytes(messages)
+    if _OLD_REASONING.encode() not in raw and b"\\u00" not in raw:
+        return messages
+    renamed = msgspec.json.decode(raw, type=list[dict[str, Raw]])
+    for message in renamed:
+        old = message.pop(_OLD_REASONING, None)
+        if old is not None and bytes(message.get("reasoning", _NO_VALUE)) == _NONE:
+            message["reasoning"] = old
+    return renamed
 
 
 def _text_question(body: bytes) -> Question | None:

@@ -57,6 +57,7 @@ class PromptReader:
     ) -> None:
         self._codecs = dict(codecs)
         self._fallback = fallback
+        self._adopted: dict[int, Codec] = {}
         # Looked at once: asking a type for a protocol costs more than a short prompt.
         named = {id(codec): codec for codec in (*self._codecs.values(), fallback)}
         self._prefix_codecs = {
@@ -80,6 +81,23 @@ class PromptReader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def adopt(self, model: str, codec: Codec | None) -> None:
+        """Read prompts of ``model`` with ``codec`` from now on; None: with the fallback again.
+
+        A codec stays known: conversations remember which one read them.
+        """
+        if codec is None:
+            self._codecs.pop(model, None)
+            return
+        self._codecs[model] = codec
+        self._adopted[id(codec)] = codec
+        if isinstance(codec, PrefixCodec):
+            self._prefix_codecs[id(codec)] = codec
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each model's own codec."""
+        return {model: codec.digest for model, codec in self._codecs.items()}
 
     def close(self) -> None:
         """Drop what waits; running work ends by itself and its result is dropped."""

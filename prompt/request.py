@@ -35,22 +35,11 @@ class _Part(Struct, omit_defaults=True):
     thinking: str | None = None
 
 
-class _Function(Struct, omit_defaults=True):
-    name: Any = None
-    arguments: Any = None
-
-
-class _ToolCall(Struct, omit_defaults=True):
-    id: Any = None
-    function: _Function | None = None
-    type: Any = None
-
-
 class _Message(Struct, omit_defaults=True):
     role: str
     content: str | list[str | _Part] | None = None
     name: Any = None
-    tool_calls: list[_ToolCall] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: Any = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -216,9 +205,8 @@ def decoded_messages(raw: Raw) -> list[dict[str, Any]]:
     name = "messages"
     messages = decoded_part(_messages_decoder, raw, name)
     for index, message in enumerate(messages):
-        for call in message.tool_calls or ():
-            if call.function is not None and not isinstance(call.function.arguments, str):
-                check_depth(call.function.arguments, f"{name}[{index}].tool_calls")
+        if message.tool_calls:
+            check_depth(message.tool_calls, f"{name}[{index}].tool_calls")
         if message.tools:
             check_depth(message.tools, f"{name}[{index}].tools")
     return [msgspec.to_builtins(message) for message in messages]

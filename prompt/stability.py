@@ -23,7 +23,7 @@ from prompt.run import TokenRun
 from prompt.segment import Checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from prompt.template import ChatTemplate, Parts
 
@@ -54,7 +54,26 @@ _OPTIONS: Final[tuple[dict[str, Any], ...]] = (
     {},
     {"add_generation_prompt": False},
     {"chat_template_kwargs": {"enable_thinking": False}},
+    {"chat_template_kwargs": {"enable_thinking": True}},
 )
+_THINKING: Final = "enable_thinking"
+_OTHER_VARIABLES: Final = ("documents", "reasoning_effort")
+"""Options that templates see as variables."""
+
+
+def is_tried(template: ChatTemplate, options: Mapping[str, Any]) -> bool:
+    """Return whether the trials tell what ``template`` does under ``options``.
+
+    A client may set any variable, and a template may do anything with one: keep the reasoning of
+    all turns, or show the tools last. Only those that the template does not read, and whether it
+    may think, are known.
+    """
+    given = dict(options.get("chat_template_kwargs") or {})
+    given |= {name: options[name] for name in _OTHER_VARIABLES if options.get(name) is not None}
+    if not given:
+        return True
+    read = given.keys() & template.variables
+    return read <= {_THINKING} and isinstance(given.get(_THINKING, True), bool)
 
 
 def stability_of(template: ChatTemplate) -> Stability:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2 import nodes
 from msgspec import Struct
 
@@ -166,6 +167,8 @@ class ChatTemplate:
         self._knows_developers = '"developer"' in source or "'developer'" in source
         self.is_structured: Final = iterates_over_content(syntax)
         self.sensitive_texts: Final = sensitive_texts(syntax)
+        self.variables: Final = frozenset(jinja2.meta.find_undeclared_variables(syntax))
+        """What it reads from outside."""
 
     def render(
         self,

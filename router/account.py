@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from router.observer import Usage
     from router.proxy import ProxyParts
     from router.relay import Relayed
+    from router.tenant import Tenant
 
 CLIENT_CLOSED: Final = 499
 
@@ -25,6 +26,7 @@ class Call:
     path: str
     started_s: float
     started_unix_s: float
+    tenant: Tenant | None = None
     routed: Routed | None = None
     attempts: list[Attempt] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
@@ -48,6 +50,7 @@ def record_of(parts: ProxyParts, call: Call, usage: Usage | None) -> DecisionRec
         seed=parts.chooser.seed,
         started_unix_s=call.started_unix_s,
         path=call.path,
+        tenant=call.tenant.name if call.tenant is not None else None,
         model=routed.prompt.model or None if routed is not None else None,
         policy=type(parts.config.policy).__name__,
         prompt_tokens=routed.prompt_tokens if routed is not None else 0,
@@ -58,6 +61,7 @@ def record_of(parts: ProxyParts, call: Call, usage: Usage | None) -> DecisionRec
         hot_prefix_tokens=heat.prefix_tokens if heat is not None else None,
         hot_holders=tuple(sorted(heat.holders)) if heat is not None else (),
         held_s=call.held_s,
+        is_salted=bool(routed.prompt.salt) if routed is not None else False,
         attempts=tuple(call.attempts),
         status=call.status,
         outcome=call.outcome,

@@ -12,18 +12,18 @@ from router.reply import json_response, own_response
 from router.server import LOAD_PATHS, PREFIX_PATHS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
     from router.client import Handler
-    from router.fleet import FleetTable, Member
+    from router.feedback import Feedback
+    from router.fleet import FleetTable
     from router.health import Health
     from router.metrics import Metrics
     from router.proxy import Proxy
+    from router.replica_view import FleetView
     from router.reply import Response
     from router.request import Request
     from router.trace import DecisionTrace
-    from state.lease import LeaseBook
-    from state.model import ReplicaId
     from state.store import FleetReader
 
 DECISIONS_DEFAULT = 20
@@ -38,10 +38,10 @@ class AdminParts:
     reader: FleetReader
     fleet: FleetTable
     health: Health
-    leases: LeaseBook
     trace: DecisionTrace
     metrics: Metrics
-    holdings: Callable[[], Mapping[ReplicaId, int]]
+    view: FleetView
+    feedback: Feedback
 
 
 class Admin:
@@ -87,27 +87,19 @@ class Admin:
 
     async def replicas(self, _: Request) -> Response:
         """Answer every replica with what the router knows of it."""
-        holdings = self._parts.holdings()
-        members = self._parts.fleet.members().values()
-        return json_response([self._replica(member, holdings) for member in members])
+        return json_response(self._parts.view.replicas())
 
-    def _replica(self, member: Member, holdings: Mapping[ReplicaId, int]) -> dict[str, object]:
-        parts = self._parts
-        foreign = parts.reader.foreign_leases().get(member.replica)
-        return {
-            "replica": member.replica,
-            "endpoint": f"http://{member.endpoint.authority}",
-            "up": parts.health.is_up(member.replica),
-            "draining": member.is_draining,
-            "has_events": member.has_events,
-            "can_fetch": member.can_fetch,
-            "models": sorted(parts.fleet.served(member, parts.health)),
-            "inflight": parts.leases.inflight(member.replica),
-            "inflight_elsewhere": foreign.inflight if foreign is not None else 0,
-            "load": member.load,
-            "resident_blocks": holdings.get(member.replica, 0),
-            "capacity_tokens": member.capacity_tokens,
-        }
+    async def router(self, _: Request) -> Response:
+        """Answer what the router itself is told, and how good its knowledge is."""
+        return json_response(self._parts.view.router())
+
+    async def trust(self, _: Request) -> Response:
+        """Answer how far predictions come true, by replica and by tenant."""
+        return json_response(self._parts.feedback.report())
+
+    async def diagnoses(self, _: Request) -> Response:
+        """Answer why predictions fail, where they do."""
+        return json_response(self._parts.feedback.diagnoses.report())
 
     async def decisions(self, request: Request) -> Response:
         """Answer the last decisions, newest first; ``?limit=`` says how many."""
@@ -152,6 +144,10 @@ def probe_routes(admin: Admin) -> dict[str, Mapping[str, Handler]]:
 def admin_routes(admin: Admin) -> dict[str, Mapping[str, Handler]]:
     """Return the table of the operator's listener."""
     return {
+        "/admin/replicas": {"GET": admin.replicas},
+        "/admin/router": {"GET": admin.router},
+        "/admin/trust": {"GET": admin.trust},
+        "/admin/diagnoses": {"GET": admin.diagnoses},
         "/debug/replicas": {"GET": admin.replicas},
         "/debug/decisions": {"GET": admin.decisions},
         "/debug/decisions/{id}": {"GET": admin.decision},

@@ -30,33 +30,45 @@ from router.allocator import keep_large_blocks
 from router.chooser import Chooser, Knowledge
 from router.config import ConfigError
 from router.decision_log import open_decision_log
+from router.diagnosis import Diagnoses
+from router.epoch import open_scopes
+from router.feedback import Feedback
 from router.fleet import FleetTable
+from router.gate import load_secret, open_gate
 from router.health import Health
 from router.hold import Hold
+from router.lifecycle import Lifecycle
 from router.listener import Listener
 from router.metrics import Metrics
 from router.proxy import Proxy, ProxyParts
+from router.replica_view import FleetView, ViewParts
+from router.state_reader import enter_reader
 from router.token_source import TokenSource, TokenSourceParts
 from router.trace import DecisionTrace
+from router.trust_metrics import TrustMetrics
 from router.upkeep import Upkeep, supervise
 from router.upstream import UpstreamPool, UpstreamSettings
-from state.client import RedisSettings, redact
-from state.direct import LOOKUP_CONNECTIONS, DirectReader
+from state.client import redact
+from state.direct import DirectReader
 from state.embedded import EmbeddedValkey
 from state.lease import LeaseBook
 from state.mirror import Mirror
-from state.model import RouterId
 from state.placement import Placements
 from state.prefix import salt_scope
 from state.secret import ChainKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from prompt.codec import Codec
+    from router.client import Handler
     from router.config import Config
     from router.decision_log import DecisionLog
+    from router.epoch import ScopeEpochs
     from state.model import ReplicaId
+
+    Beside = Callable[["App", str], AbstractAsyncContextManager[object]]
 
 _log = logging.getLogger(__name__)
 
@@ -64,9 +76,6 @@ GC_THRESHOLDS: Final = (10_000, 10, 10)
 """A request makes some 500 objects, hardly any of them in cycles: looked at less often."""
 SWITCH_S: Final = 0.0005
 """How long a thread that tokenizes a long prompt may keep the event loop waiting."""
-
-STATE_TIMEOUT_S = 1.0
-"""Patient, as no request waits for the state store; by then the view is called stale anyway."""
 
 
 class Served(Struct, frozen=True, kw_only=True):
@@ -98,6 +107,8 @@ class App:
         codecs: Mapping[str, Codec],
         reader: Mirror | DirectReader,
         decisions: DecisionLog | None = None,
+        secret: bytes | None = None,
+        scopes: ScopeEpochs | None = None,
     ) -> None:
         clock = time.monotonic
         seed = config.seed if config.seed is not None else secrets.randbits(63)
@@ -108,26 +119,23 @@ class App:
         self.fleet = FleetTable(reader, config.replicas)
         jitter = random.Random(seed)  # noqa: S311 - spreads checks, guards nothing
         self.health = Health(self.fleet, self.pool, config.health, jitter)
-        self.upkeep = Upkeep(self.know, self.fleet, config.placements.guess_s, clock)
+        self.feedback = Feedback(
+            self.know, clock, Diagnoses(time.time), getattr(reader, "clears", dict)
+        )
+        self.upkeep = Upkeep(self.know, self.fleet, config.placements.guess_s, clock, self.feedback)
         self.prompts = PromptReader(codecs, load_codec(None))
         self.trace = DecisionTrace(config.decisions_kept)
         self.metrics = Metrics()
+        self.metrics.registry.register(TrustMetrics(self.feedback, self.fleet.members))
         self.decisions = decisions
         if decisions is not None:
             self.metrics.registry.register(decisions)
-        self.tokens = TokenSource(
-            TokenSourceParts(
-                fleet=self.fleet,
-                pulse=self.health,
-                pool=self.pool,
-                settings=config.tokens,
-                sources={model.name: model.tokens for model in config.models if model.tokens},
-                registry=self.metrics.registry,
-                clock=clock,
-                rng=jitter,
-            )
-        )
+        self.keys = ChainKeys(config.state.chain_seed, secret)
+        self.gate = open_gate(config, secret, self.metrics.registry, scopes)
+        self.tokens = self._build_tokens(jitter)
         self.hold = self._build_hold()
+        self.lifecycle: Lifecycle | None = None
+        self.chooser = self._build_chooser(seed)
         self.proxy = Proxy(
             ProxyParts(
                 config=config,
@@ -136,7 +144,7 @@ class App:
                 health=self.health,
                 prompts=self.prompts,
                 tokens=self.tokens,
-                chooser=self._build_chooser(seed),
+                chooser=self.chooser,
                 pool=self.pool,
                 trace=self.trace,
                 metrics=self.metrics,
@@ -146,23 +154,44 @@ class App:
                 lookup=reader if isinstance(reader, DirectReader) else None,
                 decisions=decisions,
                 hold=self.hold,
+                feedback=self.feedback,
+                gate=self.gate,
             )
         )
+        self.view = self._build_view()
         self.admin = self._build_admin()
         self._wire_gauges()
+
+    def _build_tokens(self, rng: random.Random) -> TokenSource:
+        models = self.config.models
+        return TokenSource(
+            TokenSourceParts(
+                fleet=self.fleet,
+                pulse=self.health,
+                pool=self.pool,
+                settings=self.config.tokens,
+                sources={model.name: model.tokens for model in models if model.tokens},
+                registry=self.metrics.registry,
+                clock=time.monotonic,
+                rng=rng,
+            )
+        )
 
     def _build_chooser(self, seed: int) -> Chooser:
         return Chooser(
             self.know,
             self.config.policy,
-            keys=ChainKeys(self.config.state.chain_seed),
+            keys=self.keys,
             seed=seed,
             clock=time.monotonic,
             kv_transfer=self.config.kv_transfer,
         )
 
     def _build_hold(self) -> Hold | None:
-        """Return the queue, where it is on. Clients that share a cache salt are one tenant."""
+        """Return the queue, where it is on.
+
+        Without tenants, clients that share a cache salt are one.
+        """
         settings = self.config.hold
         if not settings.enabled:
             return None
@@ -171,7 +200,7 @@ class App:
             settings,
             clock=time.monotonic,
             note=self.metrics.held,
-            tenant_of=lambda routed: salt_scope(routed.prompt.salt),
+            tenant_of=lambda routed: routed.tenant or salt_scope(routed.prompt.salt),
             cost=cost if isinstance(cost, PrefillCost) else PrefillCost(),
         )
 
@@ -181,12 +210,34 @@ class App:
                 reader=self.reader,
                 fleet=self.fleet,
                 health=self.health,
-                leases=self.know.leases,
                 trace=self.trace,
                 metrics=self.metrics,
-                holdings=self.holdings,
+                view=self.view,
+                feedback=self.feedback,
             )
         )
+
+    def _build_view(self) -> FleetView:
+        return FleetView(
+            ViewParts(
+                config=self.config,
+                digests=self.prompts.digests,
+                reader=self.reader,
+                fleet=self.fleet,
+                health=self.health,
+                leases=self.know.leases,
+                trace=self.trace,
+                keys=self.keys,
+                facts=self.reader.facts,
+                holdings=self.holdings,
+                trust=self.feedback.rows,
+            )
+        )
+
+    def operator_routes(self) -> dict[str, Mapping[str, Handler]]:
+        """Return the table of the operator's listener."""
+        scope_routes = self.lifecycle.routes() if self.lifecycle is not None else {}
+        return admin_routes(self.admin) | scope_routes
 
     def holdings(self) -> Mapping[ReplicaId, int]:
         """Return the blocks that each replica is known, or guessed, to hold."""
@@ -226,12 +277,16 @@ def load_codecs(config: Config) -> dict[str, Codec]:
     return codecs
 
 
-async def serve(config: Config, ready: Callable[[Served], None]) -> None:
+async def serve(
+    config: Config, ready: Callable[[Served], None], beside: Beside | None = None
+) -> None:
     """Run a router until SIGTERM or SIGINT, then drain; ``ready`` is called once it listens.
 
-    Raises ConfigError for what only starting shows: a tokenizer, an address, a state URL.
+    ``beside`` makes what runs as long as the router does, of its parts and the state's URL. Raises
+    ConfigError for what only starting shows: a tokenizer, an address, a state URL.
     """
     codecs = load_codecs(config)
+    secret = load_secret(config)
     async with AsyncExitStack() as stack:
         decisions = open_decision_log(
             config.decisions,
@@ -251,48 +306,25 @@ async def serve(config: Config, ready: Callable[[Served], None]) -> None:
         state_url = config.state.redis
         if state_url is None:
             state_url = (await stack.enter_async_context(EmbeddedValkey())).url
-        reader = await enter_reader(stack, state_url, config.state.lookup)
+        scopes = open_scopes(config, secret, state_url, time.monotonic)
+        reader = await enter_reader(stack, state_url, config.state.lookup, scopes)
         if isinstance(reader, Mirror):
             reader.limit_memory(config.state.mirror_bytes)
-        app = App(config, codecs, reader, decisions)
+        app = App(config, codecs, reader, decisions, secret, scopes)
+        if scopes is not None:
+            app.lifecycle = await stack.enter_async_context(Lifecycle(app, scopes))
         stack.push_async_callback(app.pool.close)
         stack.push_async_callback(app.tokens.close)
         stack.callback(app.prompts.close)
+        if beside is not None:
+            await stack.enter_async_context(beside(app, state_url))
+        app.view.listen = clients.url
         served = Served(
             url=clients.url,
             admin_url=None if operators is None else operators.url,
             state_url=redact(state_url),
         )
         await _serve_until_told(app, clients, operators, lambda: ready(served))
-
-
-async def enter_reader(stack: AsyncExitStack, state_url: str, lookup: str) -> Mirror | DirectReader:
-    """Open this router's view of the shared state, with or without a copy of the index."""
-    if lookup == "mirror":
-        return await stack.enter_async_context(build_mirror(state_url))
-    reader = DirectReader(
-        build_mirror(state_url, has_index=False),
-        RedisSettings(url=state_url, max_connections=LOOKUP_CONNECTIONS),
-        clock=time.monotonic,
-        rng=random.Random(secrets.randbits(63)),  # noqa: S311 - jitter
-    )
-    return await stack.enter_async_context(reader)
-
-
-def build_mirror(state_url: str, *, has_index: bool = True) -> Mirror:
-    """Return this router's view of the shared state at ``state_url``."""
-    router_id = RouterId(secrets.token_hex(6))
-    return Mirror(
-        RedisSettings(
-            url=state_url,
-            command_timeout_s=STATE_TIMEOUT_S,
-            connect_timeout_s=STATE_TIMEOUT_S,
-        ),
-        router_id,
-        clock=time.monotonic,
-        rng=random.Random(router_id),  # noqa: S311 - jitter
-        has_index=has_index,
-    )
 
 
 async def _serve_until_told(
@@ -313,11 +345,12 @@ async def _serve_until_told(
         if app.decisions is not None:
             run = supervise("decision log", app.decisions.run)
             background.append(tasks.create_task(run, name="decision log"))
+        routes = client_routes(app.proxy, app.admin, app.config.paths)
         await clients.start(
-            client_routes(app.proxy, app.admin, app.config.paths), app.config.limits
+            routes if app.gate is None else app.gate.guarded(routes), app.config.limits
         )
         if operators is not None:
-            await operators.start(admin_routes(app.admin), app.config.limits)
+            await operators.start(app.operator_routes(), app.config.limits)
         # What lives as long as the process is not looked at again by every collection.
         gc.collect()
         gc.freeze()

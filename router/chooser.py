@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from policies.hot import NO_HEAT
 from policies.model import ReplicaView, RoutingRequest
 from policies.prefill import PrefillCost
+from router.evidence import Learned
 from router.footprint import Footprints
 from router.kv_source import KvTransferSettings, kv_source
 from router.outlook import BYTES_PER_TOKEN as BYTES_PER_TOKEN
 from router.outlook import Outlook
 from router.shadow import place_shadows
+from router.trust import Trust
 from state.model import ReplicaId, Rung
 from state.placement import tip_of
 from state.prefix import namespace_of
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from prompt.model import ReadPrompt
     from router.fleet import Member
     from router.footprint import Footprint
+    from router.forecast import Forecast
     from router.outlook import Branch
     from state.lease import Lease, LeaseBook, Outcome
     from state.model import Tip
@@ -45,7 +48,9 @@ PREFIX_KEYS = 8
 class Routed:
     """A request on its way: what was read of it, and what was computed so far.
 
-    ``units`` are tokens, or bytes where no tokenizer is known (``is_exact`` False).
+    ``units`` are tokens, or bytes where no tokenizer is known (``is_exact`` False). ``can_pin``:
+    an engine with data-parallel ranks lets the router choose one of them. ``tenant`` is whose it
+    is, where there are tenants.
     """
 
     prompt: ReadPrompt
@@ -55,6 +60,10 @@ class Routed:
     branches: list[Branch] = field(default_factory=list)
     arrival: Arrival = NO_HEAT
     is_observed: bool = False
+    forecasts: dict[ReplicaId, Forecast] = field(default_factory=dict)
+    """Of the last look, where the view shows something else than was known."""
+    can_pin: bool = True
+    tenant: str | None = None
 
     @property
     def heat(self) -> Heat | None:
@@ -119,6 +128,7 @@ class Knowledge:
     ``pending``: placements that count until the engine's events tell. ``guessed``: placements on
     replicas whose events do not reach this router: they have none, or the state is away.
     ``placed``: all placements, for policies that know caches by them alone; None for others.
+    ``trust`` and ``learned`` follow from what engines report.
     """
 
     reader: FleetReader
@@ -127,6 +137,8 @@ class Knowledge:
     guessed: Placements
     heat: HeatMap
     footprints: Footprints = field(default_factory=Footprints)
+    trust: Trust = field(default_factory=Trust)
+    learned: Learned = field(default_factory=Learned)
     speeds: Speeds = field(default_factory=Speeds)
     placed: Placements | None = None
 

@@ -19,6 +19,7 @@ from policies.union import AnyPolicy
 from router.decision_log import DecisionLogSettings
 from router.expected import explained
 from router.kv_source import KvTransferSettings
+from router.tenant import Label, TenantSettings, tenant_fault
 from router.upstream import Endpoint
 from state.client import check_url
 from state.model import NAME_PATTERN
@@ -46,6 +47,9 @@ ExtraPath = Annotated[
 ]
 """A path without a query, and without a segment that begins with a dot; ``/*`` at its end stands
 for every such path that begins so."""
+EngineKey = Annotated[
+    str, Meta(pattern=r"\A[\x21-\x7e]+\Z", description="a key of ASCII characters without spaces")
+]
 TokensFrom = Literal["engine", "bytes", "off"]
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
@@ -57,14 +61,15 @@ class ConfigError(Exception):
 
 
 class StaticReplica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A replica without a sidecar: its residency is guessed from what this router sent there.
+    """A replica by its address. Without a sidecar its residency is guessed from what is sent there.
 
-    ``kv_capacity_tokens`` is the size of its KV cache: a guess of the wrong size misleads.
+    ``kv_capacity_tokens`` is the size of its KV cache: a guess of the wrong size misleads. By
+    default it is what the engine tells of it, or 400,000.
     """
 
     url: str
     name: Name | None = None
-    kv_capacity_tokens: PositiveInt = 400_000
+    kv_capacity_tokens: PositiveInt | None = None
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,13 +113,22 @@ class StateSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class UpstreamTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Deadlines towards the replicas, in seconds."""
+    """Deadlines towards the replicas, in seconds, and the key that they want to see.
+
+    ``api_key`` goes with the router's own questions, and with clients' requests in place of their
+    keys where those are tenants'.
+    """
 
     connect_timeout_s: PositiveFloat = 1.0
     first_byte_timeout_s: PositiveFloat = 300.0
     chunk_idle_timeout_s: PositiveFloat = 120.0
     write_stall_timeout_s: PositiveFloat = 60.0
     pool_idle_s: PositiveFloat = 3.0
+    api_key: EngineKey | None = None
+
+    def __repr__(self) -> str:
+        """Leave the key out."""
+        return f"UpstreamTimes(connect_timeout_s={self.connect_timeout_s}, ...)"
 
 
 class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -157,11 +171,16 @@ class PlacementSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything ``warmroute serve`` can be told."""
+    """Everything ``warmroute serve`` can be told.
+
+    ``attend_sidecars``: run the sidecar of each of ``replicas`` whose engine publishes KV events,
+    where nobody else does.
+    """
 
     listen: str = DEFAULT_LISTEN
     admin: str | None = DEFAULT_ADMIN
     replicas: tuple[StaticReplica, ...] = ()
+    attend_sidecars: bool = True
     models: tuple[ModelSettings, ...] = ()
     tokens: TokenSettings = TokenSettings()
     state: StateSettings = StateSettings()
@@ -176,6 +195,11 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     drain: DrainSettings = DrainSettings()
     paths: tuple[ExtraPath, ...] = ()
     receipts: bool = False
+    tenants: tuple[TenantSettings, ...] = ()
+    groups: tuple[Label, ...] = ()
+    deployment_key_file: str | None = None
+    tenants_state_file: str | None = None
+    audit_log: str | None = None
     decisions_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
     decisions: DecisionLogSettings = DecisionLogSettings()
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
@@ -258,6 +282,15 @@ def check_config(config: Config) -> None:
     if len(set(models)) != len(models):
         message = "models: a model occurs twice"
         raise ConfigError(message)
+    _check_tenants(config)
+
+
+def _check_tenants(config: Config) -> None:
+    fault = tenant_fault(config.tenants, config.groups)
+    if config.tenants and config.deployment_key_file is None:
+        fault = fault or "deployment_key_file: expected the path of a key, as there are tenants"
+    if fault is not None:
+        raise ConfigError(fault)
 
 
 def replica_name(replica: StaticReplica) -> str:

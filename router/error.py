@@ -74,6 +74,13 @@ class MethodNotAllowedError(ClientError):
         self.allow = allow
 
 
+class ConflictError(ClientError):
+    """The router, as it is configured, cannot do what the request asks for."""
+
+    status = 409
+    code = "conflict"
+
+
 class ExpectationFailedError(ClientError):
     """An ``Expect`` that is not ``100-continue``."""
 
@@ -126,6 +133,12 @@ class OverloadedError(RouterError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class AuditFailedError(OverloadedError):
+    """What has to be written down cannot be: nothing was done."""
+
+    code = "audit_log_failed"
 
 
 class RateLimitedError(OverloadedError):
@@ -205,6 +218,8 @@ def error_headers(error: RouterError) -> dict[str, str]:
     """Return the headers that belong to the error's response, besides those of its body."""
     if isinstance(error, MethodNotAllowedError):
         return {"Allow": error.allow}
+    if isinstance(error, UnauthenticatedError):
+        return {"WWW-Authenticate": "Bearer"}
     retry_after_s = getattr(error, "retry_after_s", None)
     return {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
 

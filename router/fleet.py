@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from ipaddress import IPv6Address, ip_address
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct, structs
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+ASSUMED_CAPACITY_TOKENS: Final = 400_000
+"""Of a configured replica whose cache nobody told the size of."""
+
 
 class Member(Struct, frozen=True, kw_only=True):
     """One replica of the fleet.
@@ -33,7 +36,7 @@ class Member(Struct, frozen=True, kw_only=True):
     Members of one table whose ``identity`` is equal share the object. It is None for a configured
     replica, whose models are what its own ``/v1/models`` answers. ``is_registered``: a sidecar
     vouches for it; ``has_events``: and tells what it holds. ``can_fetch``: its engine takes KV
-    pages from another one, and gives them.
+    pages from another one, and gives them. ``rank``: it is one of several behind ``endpoint``.
     """
 
     replica: ReplicaId
@@ -45,6 +48,7 @@ class Member(Struct, frozen=True, kw_only=True):
     is_draining: bool = False
     capacity_tokens: int | None = None
     can_fetch: bool = False
+    rank: int | None = None
 
 
 class Pulse(Protocol):
@@ -64,7 +68,7 @@ def static_member(settings: StaticReplica) -> Member:
     return Member(
         replica=ReplicaId(replica_name(settings)),
         endpoint=Endpoint.parse(settings.url),
-        capacity_tokens=settings.kv_capacity_tokens,
+        capacity_tokens=settings.kv_capacity_tokens or ASSUMED_CAPACITY_TOKENS,
     )
 
 
@@ -99,6 +103,7 @@ def registered_member(state: ReplicaState) -> Member | None:
         is_draining=record.is_draining,
         capacity_tokens=None if capacity is None else capacity * record.page_tokens,
         can_fetch=record.can_fetch,
+        rank=record.rank,
     )
 
 
@@ -107,7 +112,9 @@ class FleetTable:
 
     def __init__(self, reader: FleetReader, configured: Iterable[StaticReplica]) -> None:
         self._reader = reader
-        self._configured = tuple(static_member(settings) for settings in configured)
+        given = tuple(configured)
+        self._configured = tuple(static_member(settings) for settings in given)
+        self._assumed = {replica_name(one) for one in given if one.kv_capacity_tokens is None}
         self._seen: Mapping[ReplicaId, ReplicaState] | None = None
         self._members: dict[ReplicaId, Member] = {}
         self._identities: dict[ModelIdentity, ModelIdentity] = {}
@@ -118,6 +125,17 @@ class FleetTable:
         """The registered replicas that are no members: nobody can be reached at their address."""
         self.members()
         return self._unusable
+
+    def learn_capacity(self, replica: ReplicaId, tokens: int) -> None:
+        """Take an engine's word for the size of a configured replica's cache, if none was given."""
+        if replica in self._assumed:
+            self._configured = tuple(
+                structs.replace(member, capacity_tokens=tokens)
+                if member.replica == replica
+                else member
+                for member in self._configured
+            )
+            self._seen = None
 
     def members(self) -> Mapping[ReplicaId, Member]:
         """Return all members, live or not, in a stable order."""

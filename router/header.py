@@ -30,6 +30,9 @@ OWN_PREFIX = b"x-warmroute-"
 KV_SOURCE_NAME = b"X-Warmroute-Kv-Source"
 """Tells an engine which other one may have KV pages of the prompt."""
 
+RANK_NAME = b"X-data-parallel-rank"
+"""Tells an engine which of its data-parallel ranks shall compute; a client's own is dropped."""
+
 _DROPPED_PREFIXES = (OWN_PREFIX, b"proxy-")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _NAME_BYTES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -61,6 +64,7 @@ _NOT_UPSTREAM = _HOP_BY_HOP | {
     b"x-forwarded-proto",
     b"x-real-ip",
     b"x-request-id",
+    RANK_NAME.lower(),
 }
 _NOT_DOWNSTREAM = _HOP_BY_HOP | {
     b"content-length",
@@ -69,6 +73,23 @@ _NOT_DOWNSTREAM = _HOP_BY_HOP | {
     b"set-cookie",
     b"x-request-id",
 }
+NAMES_CLIENT = frozenset(
+    {
+        b"api-key",
+        b"authorization",
+        b"cookie",
+        b"openai-organization",
+        b"openai-project",
+        b"x-api-key",
+        b"x-cache-salt",
+        b"x-org-id",
+        b"x-tenant",
+        b"x-tenant-id",
+        b"x-user",
+        b"x-user-id",
+    }
+)
+"""What may say who a client is, or claims to be: not for engines where the router knows that."""
 _NOMINATION_PROOF = frozenset({b"authorization", b"content-type", b"content-encoding", b"date"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _NO_CONTENT = 204
@@ -123,9 +144,14 @@ def header_lines(flat: Sequence[bytes]) -> bytes:
     return (b"%b: %b\r\n" * (len(flat) // 2)) % tuple(flat)
 
 
-def request_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the lines of a client's headers that go on; raises ClientError for unsafe ones."""
-    flat = _passing(headers, _NOT_UPSTREAM)
+def request_lines(
+    headers: Iterable[tuple[bytes, bytes]], besides: frozenset[bytes] = frozenset()
+) -> bytes:
+    """Return the lines of a client's headers that go on, without those called as in ``besides``.
+
+    Raises ClientError for unsafe ones.
+    """
+    flat = _passing(headers, _NOT_UPSTREAM | besides if besides else _NOT_UPSTREAM)
     if not _is_clean(flat):
         message = "a header has a name that is no token, or holds a control character"
         raise ClientError(message)
@@ -144,9 +170,31 @@ def response_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return header_lines(flat)
 
 
+def presented_key(authorizations: Sequence[bytes], api_keys: Sequence[bytes]) -> bytes | None:
+    """Return the API key in ``Authorization: Bearer`` or ``X-Api-Key``; None for none, or two."""
+    keys = set(api_keys)
+    for value in authorizations:
+        scheme, _, key = value.partition(b" ")
+        if scheme.lower() != b"bearer":
+            return None
+        keys.add(key.strip())
+    keys.discard(b"")
+    return keys.pop() if len(keys) == 1 else None
+
+
+def key_line(api_key: str | None) -> bytes:
+    """Return the line that shows an engine its key; empty for None."""
+    return b"" if api_key is None else b"Authorization: Bearer %b\r\n" % api_key.encode("ascii")
+
+
 def kv_source_line(authority: str) -> bytes:
     """Return the line that names the engine at ``authority``, a checked ``host:port``."""
     return b"%b: http://%b\r\n" % (KV_SOURCE_NAME, authority.encode("ascii"))
+
+
+def rank_line(rank: int) -> bytes:
+    """Return the line that names one of an engine's data-parallel ranks."""
+    return b"%b: %d\r\n" % (RANK_NAME, rank)
 
 
 def request_head(

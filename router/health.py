@@ -3,8 +3,9 @@
 A replica is taken out after ``fall`` failed checks in a row, or at once when it refuses a
 connection, and comes back after ``rise`` good ones. A registered replica is up until proven
 otherwise (its sidecar vouches for it); a configured one is down until its first good check, because
-its models are not known before. Every replica has a task of its own, so that a stuck one delays no
-other. Client errors, queueing and slow answers to requests never count here.
+its models are not known before. Every engine has a task of its own, which its data-parallel ranks
+share, so that a stuck one delays no other. Client errors, queueing and slow answers to requests
+never count here.
 """
 
 from __future__ import annotations
@@ -118,16 +119,32 @@ class Health:
     def _reconcile(self) -> None:
         members = self._fleet.members()
         for replica in [r for r in self._checks if r not in members]:
-            self._checks.pop(replica).stop()
+            self._drop(replica)
         for replica, member in members.items():
             known = self._checks.get(replica)
             if known is not None:
                 if known.member.endpoint == member.endpoint:
                     continue
-                known.stop()
-            fresh = _Check(is_up=member.is_registered, member=member)
-            self._checks[replica] = fresh
-            fresh.task = asyncio.create_task(self._watch(member, fresh), name=f"health {replica}")
+                self._drop(replica)
+            self._checks[replica] = self._shared(member) or self._begun(member)
+
+    def _begun(self, member: Member) -> _Check:
+        fresh = _Check(is_up=member.is_registered, member=member)
+        watch = self._watch(member, fresh)
+        fresh.task = asyncio.create_task(watch, name=f"health {member.replica}")
+        return fresh
+
+    def _shared(self, member: Member) -> _Check | None:
+        """Return the check of the engine whose rank ``member`` is, where another rank began it."""
+        if member.rank is None:
+            return None
+        engines = (check for check in self._checks.values() if check.member.rank is not None)
+        return next((each for each in engines if each.member.endpoint == member.endpoint), None)
+
+    def _drop(self, replica: ReplicaId) -> None:
+        check = self._checks.pop(replica)
+        if all(check is not other for other in self._checks.values()):
+            check.stop()
 
     async def _watch(self, member: Member, check: _Check) -> None:
         while True:

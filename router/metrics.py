@@ -126,6 +126,10 @@ class Metrics:
         self._requests = Tally(
             "warmroute_requests", "Requests by how they ended.", ["outcome", "code"]
         )
+        self._tenant_requests = Tally(
+            "warmroute_tenant_requests", "Requests by tenant and how they ended.",
+            ["tenant", "outcome"],
+        )  # fmt: skip
         self._decisions = Tally("warmroute_decisions", "Decisions by reason.", ["reason"])
         self._unroutable = Tally(
             "warmroute_unroutable_prompts", "Requests routed by load: no prefix could be computed."
@@ -160,6 +164,7 @@ class Metrics:
         self.registry.register(
             Counts(
                 self._requests,
+                self._tenant_requests,
                 self._decisions,
                 self._unroutable,
                 self._retries,
@@ -188,6 +193,8 @@ class Metrics:
     def finished(self, record: DecisionRecord) -> None:
         """Count one ended request."""
         self._requests.add(1, (record.outcome, f"{record.status // 100}xx"))
+        if record.tenant is not None:
+            self._tenant_requests.add(1, (record.tenant, record.outcome))
         if record.unroutable is not None and record.unroutable != Unroutable.LOAD_ONLY:
             self._unroutable.add()
         attempts = record.attempts

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct, structs
 
 from policies.view import Facts, Warmth, view_of
+from router.forecast import Forecast, credited, ground_of
+from router.rank import is_reached
 from router.shadow import approximate_identity
+from router.trust import BookKey
 from state.model import BlockId, ModelIdentity, Overlap, ReplicaId
 from state.placement import told_blocks
 from state.prefix import cached_tokens, chain_root, salt_scope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from policies.model import ReplicaView
     from router.chooser import Knowledge, Routed
@@ -27,6 +30,7 @@ BYTES_PER_TOKEN = 4
 ROOTS_KEPT = 1_024
 """Identities whose chain root is remembered; clients choose salts, so there may be any number."""
 NOTHING: Mapping[ReplicaId, int] = MappingProxyType({})
+NO_WARMTH = Warmth()
 
 
 class Branch(Struct, frozen=True):
@@ -40,7 +44,8 @@ class Branch(Struct, frozen=True):
 class _Found(NamedTuple):
     """Who holds how many leading blocks of a prompt of ``units`` tokens, or bytes.
 
-    ``kept``: by this router's own placements, whatever the engines told since.
+    ``kept``: by this router's own placements, whatever the engines told since. ``learned``: by what
+    they reported, where their events did not tell.
     """
 
     units: int
@@ -48,6 +53,7 @@ class _Found(NamedTuple):
     placed: Mapping[ReplicaId, int]
     guessed: Mapping[ReplicaId, int]
     kept: Mapping[ReplicaId, int]
+    learned: Mapping[ReplicaId, int]
     chain: Sequence[BlockId]
 
 
@@ -62,7 +68,7 @@ class Outlook:
     @staticmethod
     def is_told(routed: Routed, member: Member) -> bool:
         """Return whether the replica's events tell of this prompt."""
-        return member.has_events and routed.is_exact
+        return member.has_events and routed.is_exact and is_reached(routed, member)
 
     def branch(self, routed: Routed, member: Member) -> Branch:
         """Return the chains of this request on ``member``, made once per announced identity."""
@@ -90,12 +96,25 @@ class Outlook:
             root = self._roots[identity] = chain_root(identity, self.keys.of(identity.scope))
         return root
 
+    def identities(self) -> set[ModelIdentity]:
+        """Return what chains were made of lately, without their scopes."""
+        return {structs.replace(identity, scope="") for identity in self._roots}
+
+    def forget(self, scopes: Collection[str]) -> int:
+        """Drop the roots and keys of ``scopes``, which ended; return how many roots those were."""
+        ended = [identity for identity in self._roots if identity.scope in scopes]
+        for identity in ended:
+            del self._roots[identity]
+        self.keys.forget(scopes)
+        return len(ended)
+
     def views(
         self, routed: Routed, candidates: Sequence[Member], now_s: float, *, is_live: bool
     ) -> tuple[ReplicaView, ...]:
         """Return what the policy sees: per candidate its load, and what it holds of the prompts."""
         know = self._know
         foreign = know.reader.foreign_leases()
+        routed.forecasts.clear()
         found: dict[int, list[_Found]] = {}
         views = []
         for member in candidates:
@@ -106,7 +125,11 @@ class Outlook:
                 finds = found[id(branch)] = self._look_up(routed, branch, now_s)
             others = foreign.get(replica)
             tips = others.tips if others is not None else ()
-            warmth = self._warmth(routed, member, branch, finds, tips, is_live=is_live)
+            warmth = NO_WARMTH
+            if is_reached(routed, member):
+                warmth, proved = self._warmth(routed, member, branch, finds, tips, is_live=is_live)
+                if proved or know.trust.credits:
+                    warmth = self._trusted(routed, member, warmth, proved, is_live=is_live)
             speed = know.speeds.of(replica)
             facts = Facts(
                 member.load,
@@ -122,16 +145,20 @@ class Outlook:
     def _look_up(self, routed: Routed, branch: Branch, now_s: float) -> list[_Found]:
         """Return who holds what of each prompt: by event, placed just now, or by guess."""
         know = self._know
+        told = [know.reader.overlap(chain) for chain in branch.chains]
         return [
             _Found(
                 prompt.count,
-                know.reader.overlap(chain),
+                resident,
                 know.pending.overlap(chain, now_s),
                 know.guessed.overlap(chain, now_s),
                 know.placed.overlap(chain, now_s) if know.placed is not None else NOTHING,
+                know.learned.overlap(chain, resident, now_s) if know.learned else NOTHING,
                 chain,
             )
-            for prompt, chain in zip(routed.prompt.prompts, branch.chains, strict=True)
+            for prompt, chain, resident in zip(
+                routed.prompt.prompts, branch.chains, told, strict=True
+            )
         ]
 
     def _warmth(
@@ -143,8 +170,8 @@ class Outlook:
         tips: Sequence[Tip],
         *,
         is_live: bool,
-    ) -> Warmth:
-        """Return what ``member`` holds of the prompts.
+    ) -> tuple[Warmth, int]:
+        """Return what ``member`` holds of the prompts, and how much of it was learned.
 
         Where the engine tells, its word counts, and what it is about to tell. While the shared
         state is away nothing is told: then this router's own placements count beside what it last
@@ -153,8 +180,8 @@ class Outlook:
         block, divisor = branch.identity.block_tokens, 1 if routed.is_exact else BYTES_PER_TOKEN
         is_told = self.is_told(routed, member)
         replica = member.replica
-        cached = pending = lower = sent = 0
-        for units, resident, placed, guessed, kept, chain in finds:
+        cached = pending = lower = sent = proved = 0
+        for units, resident, placed, guessed, kept, learned, chain in finds:
             if kept:
                 sent += cached_tokens(kept.get(replica, 0), block, units) // divisor
             blocks = 0 if is_told and is_live else guessed.get(replica, 0)
@@ -163,6 +190,10 @@ class Outlook:
                 blocks = overlap.gpu_blocks
             if blocks:
                 cached += cached_tokens(blocks, block, units) // divisor
+            if learned and is_told and learned.get(replica, 0) > blocks:
+                more = cached_tokens(learned[replica], block, units)
+                proved += more - cached_tokens(blocks, block, units)
+                blocks = learned[replica]
             most = placed.get(replica, 0)
             if tips and is_told:
                 most = max(most, told_blocks(tips, chain))
@@ -173,16 +204,46 @@ class Outlook:
             if overlap is not None and overlap.any_tier_blocks > blocks:
                 lower += cached_tokens(overlap.any_tier_blocks, block, units)
                 lower -= cached_tokens(blocks, block, units)
-        cached += pending
-        if cached and is_told and member.capacity_tokens is not None:
-            room_tokens = self._know.footprints.room_tokens(
-                replica, member.capacity_tokens, branch.chains, block, routed.prompt_tokens
-            )
-            if room_tokens is not None and room_tokens < cached:
-                # Requests in flight push the rest out before this one gets its turn: a gap before
-                # what lower tiers hold.
-                return Warmth(room_tokens, min(pending, room_tokens), 0, sent)
-        return Warmth(cached, pending, lower, sent)
+        warmth = Warmth(cached + proved + pending, pending, lower, sent)
+        if warmth.cached_tokens and is_told and member.capacity_tokens is not None:
+            return self._within_room(routed, member, branch, warmth, proved)
+        return warmth, proved
+
+    def _within_room(
+        self, routed: Routed, member: Member, branch: Branch, warmth: Warmth, proved_tokens: int
+    ) -> tuple[Warmth, int]:
+        """Return what is left of ``warmth`` when the request gets its turn, and what was learned.
+
+        Requests in flight push the rest out before: a gap before what lower tiers hold.
+        """
+        room_tokens = self._know.footprints.room_tokens(
+            member.replica,
+            member.capacity_tokens or 0,
+            branch.chains,
+            branch.identity.block_tokens,
+            routed.prompt_tokens,
+        )
+        if room_tokens is None or room_tokens >= warmth.cached_tokens:
+            return warmth, proved_tokens
+        pending = min(warmth.pending_tokens, room_tokens)
+        left = Warmth(room_tokens, pending, 0, warmth.placed_tokens)
+        return left, min(proved_tokens, room_tokens - pending)
+
+    def _trusted(
+        self, routed: Routed, member: Member, warmth: Warmth, proved_tokens: int, *, is_live: bool
+    ) -> Warmth:
+        """Return the part of ``warmth`` that counts; keep what was known for the account."""
+        is_told = is_live and self.is_told(routed, member)
+        key = BookKey(member.replica, routed.prompt.model, ground_of(routed, is_told=is_told))
+        credit = self._know.trust.credits.get(key, 1.0)
+        if credit >= 1.0 and not proved_tokens:
+            return warmth
+        certain_tokens = warmth.cached_tokens - warmth.pending_tokens - proved_tokens
+        reach_tokens = warmth.cached_tokens + warmth.lower_tier_tokens - proved_tokens
+        routed.forecasts[member.replica] = Forecast(
+            certain_tokens, reach_tokens, proved_tokens, credit
+        )
+        return credited(warmth, credit)
 
 
 def identity_of(routed: Routed, announced: ModelIdentity | None) -> ModelIdentity:

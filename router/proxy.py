@@ -26,6 +26,8 @@ from router.error import (
     ReplicaUnreachableError,
     RouterError,
 )
+from router.forecast import credits_of, promised_tokens
+from router.rank import UNPINNED_PATHS, mates
 from router.relay import LeftAfterEndError, RelayRequest, relay
 from router.reply import error_response
 from router.server import DONE_PATHS, PREFIX_PATHS
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
     from router.client import Answer
     from router.config import Config
     from router.decision_log import DecisionLog
+    from router.feedback import Feedback
     from router.fleet import FleetTable
+    from router.gate import Gate
     from router.health import Health
     from router.hold import Hold
     from router.metrics import Metrics
@@ -81,6 +85,8 @@ class ProxyParts:
     lookup: Lookup | None = None
     decisions: DecisionLog | None = None
     hold: Hold | None = None
+    feedback: Feedback | None = None
+    gate: Gate | None = None
 
 
 class _NamesModel(Struct, frozen=True):
@@ -146,10 +152,12 @@ class Proxy:
 
     async def _serve(self, request: Request, call: Call) -> ClientStream:
         parts = self._parts
-        body = await read_body(request, parts.config.limits)
+        body = await self._receive(request, call)
         began_s = parts.clock()
         prompt = await self._read(call.path, body)
         call.routed = parts.chooser.route(prompt)
+        call.routed.tenant = call.tenant.name if call.tenant is not None else None
+        call.routed.can_pin = call.path not in UNPINNED_PATHS
         tried: set[ReplicaId] = set()
         while True:
             if parts.lookup is not None:
@@ -164,14 +172,24 @@ class Proxy:
                 return await self._attempt(request, body, call, choice)
             except ReplicaError as error:
                 replica = choice.member.replica
+                tried.add(replica)
                 if isinstance(error, ReplicaConnectTimeoutError):
                     parts.health.doubt(replica)
                 elif isinstance(error, ReplicaUnreachableError):
                     parts.health.refused(replica)
-                tried.add(replica)
+                if isinstance(error, ReplicaConnectTimeoutError | ReplicaUnreachableError):
+                    tried.update(mates(parts.fleet.members().values(), choice.member))
                 if not error.can_retry or len(call.attempts) >= MAX_ATTEMPTS:
                     raise
                 began_s = parts.clock()
+
+    async def _receive(self, request: Request, call: Call) -> bytes:
+        """Return the body as it goes on: a tenant's has the salt of its scope, and no other."""
+        gate, limits = self._parts.gate, self._parts.config.limits
+        if gate is None:
+            return await read_body(request, limits)
+        call.tenant = gate.admit(request)
+        return gate.salted(call.tenant, await read_body(request, limits))
 
     async def _read(self, path: str, body: bytes) -> ReadPrompt:
         try:
@@ -278,12 +296,17 @@ class Proxy:
                     outcome=outcome.value,
                     error=reason,
                     kv_source=choice.kv_source.replica if choice.kv_source is not None else None,
+                    credits=credits_of(call.routed),
+                    promised_tokens=promised_tokens(call.routed, choice.member.replica),
                 )
             )
 
-    @staticmethod
-    def _outbound(request: Request, body: bytes, call: Call, choice: Choice) -> RelayRequest:
-        """Return what goes to the replica; a busy one is passed over once, if there are others."""
+    def _outbound(self, request: Request, body: bytes, call: Call, choice: Choice) -> RelayRequest:
+        """Return what goes to the replica; a busy one is passed over once, if there are others.
+
+        A tenant's own key, and whatever else names it, ends here.
+        """
+        lines = request.headers.nameless_lines + self._parts.pool.key_line
         has_others = not call.attempts and len(choice.decision.candidates) > 1
         return RelayRequest(
             method=request.method,
@@ -294,11 +317,14 @@ class Proxy:
             done_marker=DONE_MARKER if call.path in DONE_PATHS else None,
             raised_statuses=BUSY_STATUSES if has_others else NO_STATUSES,
             kv_source=choice.kv_source.endpoint if choice.kv_source is not None else None,
+            rank=choice.member.rank,
+            lines=lines if call.tenant is not None else None,
         )
 
     def _receipts(self, choice: Choice, call: Call) -> tuple[tuple[str, str], ...]:
         """Return the opt-in headers that tell a client where its request went, and why."""
-        if not self._parts.config.receipts:
+        is_shown = self._parts.config.receipts if call.tenant is None else call.tenant.receipts
+        if not is_shown:
             return ()
         decision = choice.decision
         held: tuple[tuple[str, str], ...] = ()
@@ -326,5 +352,7 @@ class Proxy:
         record = record_of(parts, call, usage)
         parts.trace.add(record)
         parts.metrics.finished(record)
+        if parts.feedback is not None:
+            parts.feedback.note(call, usage, record.tenant)
         if routed is not None and parts.decisions is not None:
             parts.decisions.add(record, call.choices, routed)

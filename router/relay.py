@@ -16,7 +16,7 @@ from msgspec import Struct
 from router.connection import StaleConnectionError
 from router.error import ReplicaClosedError
 from router.exchange import Exchange, Outcome
-from router.header import added_lines, kv_source_line, request_head
+from router.header import added_lines, kv_source_line, rank_line, request_head
 from router.observer import Usage
 from router.request import ClientHeaders
 from router.upstream import Endpoint
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 class RelayRequest(Struct, frozen=True, kw_only=True):
     """What goes to the replica. ``headers`` are the client's; those that may pass go on.
 
+    ``lines`` go in their place where they are given.
     ``done_marker`` is the data of the event that ends a whole stream, None for APIs without one.
     ``raised_statuses`` are raised as ReplicaBusyError instead of being passed on.
     ``allows_keep_alive`` is False when the client shall not send more on its connection.
-    ``kv_source`` is where the replica may fetch KV pages of the prompt.
+    ``kv_source`` is where the replica may fetch KV pages of the prompt. ``rank`` is the engine's
+    data-parallel rank that is the replica; None where the replica is the engine.
     """
 
     method: str
@@ -48,6 +50,8 @@ class RelayRequest(Struct, frozen=True, kw_only=True):
     raised_statuses: frozenset[int] = frozenset()
     allows_keep_alive: bool = True
     kv_source: Endpoint | None = None
+    rank: int | None = None
+    lines: bytes | None = None
 
 
 class Relayed(Struct, frozen=True, kw_only=True):
@@ -109,9 +113,11 @@ async def relay(
     be written) and CancelledError (after closing the replica's connection, and the client's too
     when the response had begun); LeftAfterEndError is one.
     """
-    lines = outbound.headers.lines
+    lines = outbound.headers.lines if outbound.lines is None else outbound.lines
     if outbound.kv_source is not None:
         lines += kv_source_line(outbound.kv_source.authority)
+    if outbound.rank is not None:
+        lines += rank_line(outbound.rank)
     head = request_head(
         outbound.method,
         outbound.target,

@@ -18,7 +18,14 @@ from router.error import (
     UnsupportedFramingError,
     UnsupportedVersionError,
 )
-from router.header import RawHeaders, accepted_request_id, content_length, request_lines
+from router.header import (
+    NAMES_CLIENT,
+    RawHeaders,
+    accepted_request_id,
+    content_length,
+    presented_key,
+    request_lines,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +43,15 @@ ALLOWED_ANYWHERE = "GET, HEAD, POST"
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{0,5})?")
 _TARGETLESS = frozenset({"CONNECT", "TRACE"})
 _WATCHED = frozenset(
-    {b"content-encoding", b"expect", b"host", b"transfer-encoding", b"x-request-id"}
+    {
+        b"authorization",
+        b"content-encoding",
+        b"expect",
+        b"host",
+        b"transfer-encoding",
+        b"x-api-key",
+        b"x-request-id",
+    }
 )
 _NONE: tuple[bytes, ...] = ()
 
@@ -44,19 +59,22 @@ _NONE: tuple[bytes, ...] = ()
 class ClientHeaders(Struct, frozen=True, kw_only=True):
     """What the headers of a request say, Content-Length apart: a client repeats the others.
 
-    ``lines`` are what goes on to a replica. ``content_coding``, ``transfer_coding`` and
-    ``expectation`` are in lower case, of all lines of that name, empty where there is none.
+    ``lines`` are what goes on to a replica, ``nameless_lines`` the same without what may say who
+    the client is. ``api_key`` is the one key that it shows. ``content_coding``, ``transfer_coding``
+    and ``expectation`` are in lower case, of all lines of that name, empty where there is none.
     ``is_plain``: there is neither an expectation nor a content coding.
     """
 
     received: RawHeaders
     lines: bytes
+    nameless_lines: bytes
     hosts: int
     content_coding: str
     transfer_coding: str
     expectation: str
     is_plain: bool
     request_id: str | None
+    api_key: bytes | None
 
 
 def read_headers(received: RawHeaders) -> ClientHeaders:
@@ -65,6 +83,7 @@ def read_headers(received: RawHeaders) -> ClientHeaders:
         message = f"expected at most {HEADERS_MOST} headers"
         raise ClientError(message)
     headers = []
+    is_named = False
     watched: dict[bytes, list[bytes]] = {}
     for name, padded in received:
         if len(name) + len(padded) > LINE_BYTES:
@@ -76,6 +95,8 @@ def read_headers(received: RawHeaders) -> ClientHeaders:
             raise ClientError(message)
         if lower in _WATCHED:
             watched.setdefault(lower, []).append(value)
+        if lower in NAMES_CLIENT:
+            is_named = True
         headers.append((name, value))
     hosts = watched.get(b"host", ())
     if not all(_HOST.fullmatch(host) for host in hosts):
@@ -85,15 +106,20 @@ def read_headers(received: RawHeaders) -> ClientHeaders:
     def joined(name: bytes) -> str:
         return b",".join(watched.get(name, _NONE)).strip().lower().decode("latin-1")
 
+    lines = request_lines(headers)
     return ClientHeaders(
         received=received,
-        lines=request_lines(headers),
+        lines=lines,
+        nameless_lines=request_lines(headers, NAMES_CLIENT) if is_named else lines,
         hosts=len(hosts),
         content_coding=joined(b"content-encoding"),
         transfer_coding=joined(b"transfer-encoding"),
         expectation=joined(b"expect"),
         is_plain=b"expect" not in watched and b"content-encoding" not in watched,
         request_id=accepted_request_id(watched.get(b"x-request-id", _NONE)),
+        api_key=presented_key(
+            watched.get(b"authorization", _NONE), watched.get(b"x-api-key", _NONE)
+        ),
     )
 
 

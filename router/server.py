@@ -64,6 +64,9 @@ class RouteTable:
         methods = self._routes.get(path)
         if methods is None and path.startswith("/debug/decisions/"):
             methods = self._routes.get("/debug/decisions/{id}")
+        if methods is None and path.startswith("/admin/scopes/"):
+            is_rotation = path.endswith("/rotate")
+            methods = self._routes.get(f"/admin/scopes/{{name}}{'/rotate' if is_rotation else ''}")
         if methods is None and self._below and _PLAIN_PATH.fullmatch(path):
             fitting = [below for below in self._below if path.startswith(below)]
             methods = self._below[max(fitting, key=len)] if fitting else None

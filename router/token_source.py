@@ -28,6 +28,7 @@ from prometheus_client import Counter
 from prompt.known import KnownTokens
 from prompt.model import PromptTokens, Unroutable
 from prompt.question import question_of
+from router.rank import one_of_each_engine
 from router.token_call import Respondent, Result
 from state.breaker import Admission, Breaker
 from state.rhythm import Backoff
@@ -150,10 +151,11 @@ class TokenSource:
 
     def check(self, prompt: ReadPrompt, usage: Usage | None) -> None:
         """Compare what an engine said of a prompt with the length that it reports at the end."""
-        if not prompt.shadows or usage is None or usage.prompt_tokens is None:
+        is_other = has_other_length(prompt, usage)
+        if not prompt.shadows or is_other is None:
             return
         model = prompt.model
-        if usage.prompt_tokens == sum(tokens.count for tokens in prompt.prompts):
+        if not is_other:
             self._mismatches.pop(model, None)
             return
         self._results.labels(Result.WRONG.value).inc()
@@ -171,7 +173,7 @@ class TokenSource:
         for replica in [replica for replica in self._respondents if replica not in there]:
             del self._respondents[replica]
         candidates = parts.fleet.candidates(model, parts.pulse)
-        return [member for member in candidates if member.has_events]
+        return one_of_each_engine(member for member in candidates if member.has_events)
 
     async def _answer(
         self, path: str, body: bytes, model: str, members: Sequence[Member]
@@ -272,6 +274,13 @@ class TokenSource:
         if size_bytes < THREAD_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def has_other_length(prompt: ReadPrompt, usage: Usage | None) -> bool | None:
+    """Return whether an engine counted other prompt tokens than are known; None: it did not say."""
+    if usage is None or usage.prompt_tokens is None or not prompt.prompts:
+        return None
+    return usage.prompt_tokens != sum([tokens.count for tokens in prompt.prompts])
 
 
 def _outcome(task: asyncio.Task[Answer]) -> Answer:

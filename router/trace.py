@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 class Attempt(Struct, frozen=True, kw_only=True):
     """One try on one replica: the decision behind it and how it ended.
 
-    ``kv_source`` is the replica that it was told to fetch KV pages from.
+    ``kv_source`` is the replica that it was told to fetch KV pages from. ``credits`` are those of
+    candidates that are trusted in part: what their predictions were multiplied by.
+    ``promised_tokens`` is what the chosen one's would be if it were trusted, None where it is.
     """
 
     decision: Decision
     outcome: str
     error: str | None = None
     kv_source: str | None = None
+    credits: dict[str, float] = {}
+    promised_tokens: int | None = None
 
 
 class DecisionRecord(Struct, frozen=True, kw_only=True):
@@ -31,7 +35,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
 
     ``request_id`` is the router's own; ``client_request_id`` is what the client called it.
     ``unroutable`` says why no prefix could be computed, when none could. ``held_s``: what it waited
-    in the router for its replica.
+    in the router for its replica. ``tenant`` is whose key came with it.
     """
 
     request_id: str
@@ -58,6 +62,8 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     reported_cached_tokens: int | None
     reported_output_tokens: int | None = None
     held_s: float = 0.0
+    tenant: str | None = None
+    is_salted: bool = False
 
 
 class DecisionTrace:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from router.chooser import Knowledge
+    from router.feedback import Feedback
     from router.fleet import FleetTable
     from state.model import BlockId, Generation, ReplicaId
 
@@ -19,6 +20,8 @@ TICK_S = 0.05
 """Other routers see our leases this often: the figure at which several routers work as one."""
 RESTART_DELAY_S = 1.0
 GUESS_BLOCK_TOKENS = 64
+LEFT = "the replica left"
+NEW_LIFE = "the replica began another life"
 GONE = ""
 """No generation: the replica is not in the fleet."""
 
@@ -32,13 +35,16 @@ class Upkeep:
         fleet: FleetTable,
         guess_ttl_s: float,
         clock: Callable[[], float],
+        feedback: Feedback | None = None,
     ) -> None:
         self._know = know
         self._fleet = fleet
         self._guess_ttl_s = guess_ttl_s
         self._clock = clock
+        self._feedback = feedback
         self._published_version = -1
         self._generations: dict[ReplicaId, Generation | None] = {}
+        self._capacities: dict[ReplicaId, int] = {}
         self.loop_lag_s = 0.0
 
     async def run(self) -> None:
@@ -56,7 +62,10 @@ class Upkeep:
             self._published_version = leases.version
             self._know.reader.publish_leases(leases.totals(self._clock()))
         self._know.pending.settle(self._holds, self._clock())
+        if self._feedback is not None:
+            self._feedback.tick(self._clock())
         self._follow_generations()
+        self._limit_guesses()
 
     def _holds(self, replica: ReplicaId, block: BlockId) -> bool:
         overlap = self._know.reader.overlap((block,)).get(replica)
@@ -79,16 +88,24 @@ class Upkeep:
         for replica in before.keys() | current.keys():
             if replica in before and before[replica] == current.get(replica, GONE):
                 continue
+            if self._feedback is not None and replica in before:
+                self._feedback.forget(replica, LEFT if replica not in current else NEW_LIFE)
             if replica in before:  # a newcomer may have been sent something since it appeared
                 know.pending.forget(replica)
                 know.guessed.forget(replica)
+                self._capacities.pop(replica, None)
                 if know.placed is not None:
                     know.placed.forget(replica)
-            member = members.get(replica)
-            if member is not None and member.capacity_tokens is not None:
-                blocks = max(1, member.capacity_tokens // GUESS_BLOCK_TOKENS)
-                know.guessed.limit(replica, self._guess_ttl_s, blocks)
         self._generations = current
+
+    def _limit_guesses(self) -> None:
+        """Guess no more of a replica than fits there."""
+        for replica, member in self._fleet.members().items():
+            tokens = member.capacity_tokens
+            if tokens is not None and self._capacities.get(replica) != tokens:
+                self._capacities[replica] = tokens
+                blocks = max(1, tokens // GUESS_BLOCK_TOKENS)
+                self._know.guessed.limit(replica, self._guess_ttl_s, blocks)
 
 
 async def supervise(name: str, run: Callable[[], Awaitable[None]]) -> None:

@@ -19,7 +19,7 @@ from router.error import (
     ReplicaTimeoutError,
     ReplicaUnreachableError,
 )
-from router.header import request_head
+from router.header import key_line, request_head
 from router.watch import Watch
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Endpoint(Struct, frozen=True):
 
 
 class UpstreamSettings(Struct, frozen=True, kw_only=True):
-    """Deadlines and bounds towards replicas.
+    """Deadlines and bounds towards replicas, and the key that these want to see.
 
     ``pool_idle_s`` must stay below the replicas' own keep-alive timeout (uvicorn: 5 s).
     """
@@ -78,6 +78,7 @@ class UpstreamSettings(Struct, frozen=True, kw_only=True):
     write_stall_timeout_s: float = 60.0
     pool_idle_s: float = 3.0
     head_limit_bytes: int = 64 * 1024
+    api_key: str | None = None
 
 
 class UpstreamPool:
@@ -87,6 +88,7 @@ class UpstreamPool:
         self, settings: UpstreamSettings, wall_clock_s: Callable[[], float] = time.time
     ) -> None:
         self.settings = settings
+        self.key_line = key_line(settings.api_key)
         self.date = HttpDate(wall_clock_s)
         shortest_s = min(
             settings.first_byte_timeout_s,
@@ -267,7 +269,7 @@ async def _fetch_on(
     head = request_head(
         method,
         target,
-        b"" if body is None else _JSON_LINES,
+        pool.key_line if body is None else _JSON_LINES + pool.key_line,
         host=endpoint.authority,
         body_bytes=len(body or b""),
         request_id=None,

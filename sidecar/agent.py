@@ -12,34 +12,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import secrets
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import zmq
 
-from sidecar.announce import Announcer, FencedError
+from sidecar.announce import FencedError
 from sidecar.event import MalformedError, decode_batch
-from sidecar.exporter import Exporter
+from sidecar.facts import FactBook
 from sidecar.fold import PageFolder, PageSizeError
 from sidecar.metrics import RenewalReason, SidecarMetrics
-from sidecar.profile import SettingsError, SidecarSettings, discover, replica_name, with_page
-from sidecar.scrape import EngineClient, EngineError, EngineMetrics
+from sidecar.profile import SettingsError, chain_keys, discover, replica_name, with_page
+from sidecar.scrape import EngineError
 from sidecar.silence import Silence
 from sidecar.subscriber import EventSubscriber, Reset, ResetReason
 from state.model import Generation, ReplicaRecord
-from state.secret import ChainKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sidecar.profile import EngineProfile
+    from sidecar.announce import Announcer
+    from sidecar.profile import EngineProfile, SidecarSettings
+    from sidecar.scrape import EngineClient, EngineMetrics
     from sidecar.sequence import Batch
     from state.model import ReplicaId
-    from state.store import ReplicaWriter
 
 _STARTUP_POLL_S: Final = 0.25
 _DRAIN_POLL_S: Final = 0.2
@@ -84,6 +82,8 @@ class SidecarAgent:
         self._link_lost = asyncio.Event()
         self._silence = Silence(self._replica, settings.event_silence_s)
         self.metrics = SidecarMetrics(self._replica)
+        self._keys = chain_keys(settings)
+        self._facts = FactBook(self._keys, self.metrics)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``, then drain and deregister; raises FencedError."""
@@ -132,10 +132,11 @@ class SidecarAgent:
         self._folder = PageFolder(
             profile.identity,
             profile.page_tokens,
-            keys=ChainKeys(self._settings.chain_seed),
+            keys=self._keys,
             capacity_pages=profile.capacity_pages,
         )
         self.metrics.follow_folder(self._folder, reason)
+        self._facts.begin(profile, self._folder, reason)
         self.metrics.has_unfit_pages = False
         self._announce()
 
@@ -154,6 +155,7 @@ class SidecarAgent:
             sidecar=self._sidecar,
             capacity_pages=profile.capacity_pages,
             can_fetch=profile.can_fetch,
+            rank=self._client.pin,
         )
         self._announcer.renew(record, folder)
 
@@ -228,6 +230,7 @@ class SidecarAgent:
         except MalformedError:
             counts.malformed_events += 1
             return
+        self._facts.wire.look(batch, decoded)
         if decoded.malformed_events and not counts.malformed_events:
             _LOG.warning("events that no known engine sends: replica=%s", self._replica)
         counts.malformed_events += decoded.malformed_events
@@ -284,6 +287,8 @@ class SidecarAgent:
         self.metrics.is_engine_up = True
         source = self._profile.source if self._profile is not None else None
         self.metrics.is_missing_events = self._silence.look(source, metrics, self._clock())
+        await self._facts.identify(self._client)
+        self._announcer.tell(self._facts.gather())
         was_down, self._failed_checks = self._is_down(), 0
         started_at_s = metrics.started_at_s if metrics else None
         is_doubtful = self._must_discover or self._has_lost_link()
@@ -360,31 +365,3 @@ def _is_same_life(found: EngineProfile, known: EngineProfile, *, is_told: bool) 
     started_at_s = known.started_at_s if is_told else found.started_at_s
     changes = {"started_at_s": started_at_s, "can_fetch": known.can_fetch}
     return msgspec.structs.replace(found, **changes) == known
-
-
-async def run_agent(
-    settings: SidecarSettings,
-    writer: ReplicaWriter,
-    *,
-    stop: asyncio.Event,
-    clock: Callable[[], float] = time.monotonic,
-    rng: random.Random | None = None,
-    on_ready: Callable[[ReplicaRecord], None] | None = None,
-) -> None:
-    """Run one sidecar until ``stop``; raises FencedError and SettingsError."""
-    try:
-        engine = EngineClient(settings.engine, api_key=settings.api_key)
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
-    announcer = Announcer(
-        writer,
-        clock=clock,
-        rng=rng or random.SystemRandom(),
-        heartbeat_interval_s=settings.heartbeat_interval_s,
-        flush_interval_s=settings.flush_interval_s,
-        on_registered=on_ready,
-    )
-    async with engine as client:
-        agent = SidecarAgent(settings, client, announcer, clock)
-        async with Exporter(settings.metrics, agent.metrics.render):
-            await agent.run(stop)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from sidecar.facts import FactPace
 from sidecar.renewal import Renewal
 from state.model import ChangeBatch, Fence, Generation, Tier
 from state.prefix import namespace_of
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from sidecar.change import Fold
     from sidecar.fold import PageFolder
-    from state.model import BlockId, NamespaceId, ReplicaLoad, ReplicaRecord
+    from state.model import BlockId, NamespaceId, ReplicaFacts, ReplicaLoad, ReplicaRecord
     from state.store import ReplicaWriter
 
 CHUNK_BLOCKS: Final = 4_000
@@ -77,6 +78,7 @@ class Announcer:
         self._pending: list[Fold] = []
         self._sequence = 0
         self._load: ReplicaLoad | None = None
+        self._facts = FactPace(clock)
         self._heartbeat_due_s = 0.0
         self._flush_due_s = 0.0
 
@@ -94,6 +96,10 @@ class Announcer:
     def report(self, load: ReplicaLoad | None) -> None:
         """Publish ``load`` with the next heartbeats; None when it is not known."""
         self._load = load
+
+    def tell(self, facts: ReplicaFacts | None) -> None:
+        """Publish ``facts`` with the next heartbeat that is to carry some."""
+        self._facts.tell(facts)
 
     def drain(self) -> None:
         """Tell routers at once to send nothing new."""
@@ -255,7 +261,7 @@ class Announcer:
             record = msgspec.structs.replace(record, is_draining=self._is_draining)
             self._registered = record
         self._heartbeat_due_s = self._clock() + self._heartbeat_interval_s
-        fence = await self._writer.heartbeat(record, self._load)
+        fence = await self._writer.heartbeat(record, self._load, self._facts.due(record))
         if fence is Fence.FENCED:
             message = f"another sidecar registered replica {record.replica}"
             raise FencedError(message)

@@ -31,7 +31,7 @@ class Fold(Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class FoldCounts:
-    """What a folder could not use or had to correct, since it was made."""
+    """What a folder did, could not use or had to correct, since it was made."""
 
     unknown_tier_events: int = 0
     other_group_events: int = 0
@@ -41,6 +41,9 @@ class FoldCounts:
     opaque_pages: int = 0
     reports: int = 0
     overflows: int = 0
+    stored_pages: int = 0
+    removed_pages: int = 0
+    returned_pages: int = 0
 
 
 class ResidentBlocks:

@@ -53,6 +53,8 @@ _TIERS: Final = {
     "STORAGE": Tier.DISK,
     "DISK": Tier.DISK,
 }
+MEDIA: Final = frozenset(_TIERS)
+"""The names of media that are known; all others get no credit."""
 _PREFIX_KINDS: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from sidecar.change import FoldCounts, ResidentBlocks
 from sidecar.event import ClearedPages, RemovedPages, StoredPages
+from sidecar.ghost import Ghosts
 from sidecar.orphan import OrphanStores
 from sidecar.page_tree import Page, Space, space_of
 from state.model import Tier
@@ -79,7 +80,8 @@ class PageFolder:
             _DEFAULT_MAX_PAGES,
             _DEFAULT_MAX_PAGES,
         )
-        self._group: int | None = None
+        self.group: int | None = None
+        """The KV group that is followed, once one was named."""
         self._has_stored = False
         self._pages: dict[int, list[Page]] = {}
         self._spaces: dict[tuple[str, str], Space] = {}
@@ -87,6 +89,7 @@ class PageFolder:
         self._gpu_copies = 0
         self._multiple: set[Page] = set()
         self._resident = ResidentBlocks()
+        self._ghosts = Ghosts()
 
     def apply(self, events: Iterable[KvEvent]) -> Fold:
         """Follow ``events`` in order and return their net effect.
@@ -112,6 +115,11 @@ class PageFolder:
         """Return the number of distinct pages with a copy in GPU memory."""
         return len(self._held[_GPU])
 
+    def pages_by_salt(self) -> tuple[int, int]:
+        """Return how many known pages are of prompts without and with a cache salt."""
+        plain = sum(space.pages for space in self._spaces.values() if not space.scope)
+        return plain, sum(space.pages for space in self._spaces.values()) - plain
+
     def known_pages(self) -> int:
         """Return the number of pages in memory: held in any tier, or an ancestor of such a page."""
         return sum(len(pages) for pages in self._pages.values())
@@ -124,7 +132,7 @@ class PageFolder:
             self.counts.unknown_tier_events += 1
             return
         if event.group is not None:
-            self._group = event.group
+            self.group = event.group
         if not event.handles:
             return
         if not event.packed_tokens:
@@ -141,7 +149,7 @@ class PageFolder:
 
     def _is_followed(self, group: int | None) -> bool:
         """One group with whole prefixes stands for all groups of a hybrid model."""
-        return group is None or self._group is None or group == self._group
+        return group is None or self.group is None or group == self.group
 
     def _is_expected_size(self, event: StoredPages) -> bool:
         if event.page_tokens == self.page_tokens:
@@ -282,11 +290,19 @@ class PageFolder:
                 self.counts.unknown_pages += 1
             for page in holders:
                 self._drop_copies(page, tier, 1)
+            if tier == _GPU and holders:
+                self.counts.removed_pages += len(holders)
+                if not any(any(page.copies) for page in holders):
+                    self._ghosts.leave(handle)
 
     def _add_copy(self, page: Page, tier: int) -> None:
         copies = page.copies[tier]
         if copies and tier != _GPU:
             return  # offloaded pages are keyed by their hash: there is one copy
+        if tier == _GPU:
+            self.counts.stored_pages += 1
+            if not any(page.copies) and self._ghosts.is_back(page.handle):
+                self.counts.returned_pages += 1
         page.copies[tier] = copies + 1
         if tier == _GPU:
             self._gpu_copies += 1
@@ -350,6 +366,7 @@ class PageFolder:
         self._gpu_copies = 0
         self._multiple.clear()
         self._resident.clear()
+        self._ghosts.clear()
         self.orphans.clear()
 
     def _trim(self) -> None:

@@ -38,6 +38,9 @@ _FOLD_COUNTS: Final = {
     "opaque_pages": "Pages that depend on more than tokens: not indexed.",
     "reports": "Runs that only repeated known pages.",
     "overflows": "Times that more was reported than the engine's pool holds.",
+    "stored_pages": "Copies of pages that came into GPU memory.",
+    "removed_pages": "Copies of pages that the engine removed from GPU memory.",
+    "returned_pages": "Pages that were computed again after they had been evicted.",
 }
 
 
@@ -98,6 +101,15 @@ class SidecarMetrics(Collector):
         self._orphans.follow(folder.orphans)
         self._folder = folder
         self._renewals[reason] += 1
+
+    def totals(self) -> dict[str, int]:
+        """Return what subscribers and folders counted in all lives, by name."""
+        return self._subscribers.totals() | self._folds.totals()
+
+    @property
+    def generations(self) -> int:
+        """How often all that was announced became void."""
+        return sum(self._renewals.values())
 
     def render(self) -> bytes:
         """Return the text that ``/metrics`` answers."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import uvloop
 
-from sidecar.agent import run_agent
 from sidecar.announce import FencedError
 from sidecar.profile import SettingsError, SidecarSettings
+from sidecar.rank import run_agent
 from state.client import RedisSettings, command_client
 from state.redis_writer import RedisWriter
 

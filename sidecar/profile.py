@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
@@ -10,8 +11,9 @@ from msgspec import Meta, Struct
 
 from sidecar.scrape import EngineClient, EngineError, EngineMetrics
 from sidecar.subscriber import EventSource
-from state.model import NAME_PATTERN, ModelIdentity, ReplicaId
+from state.model import MAX_RANKS, NAME_PATTERN, ModelIdentity, ReplicaId
 from state.prefix import block_tokens_for
+from state.secret import ChainKeys, SecretError, read_deployment_key
 
 ASSUMED_PAGE_TOKENS: Final = 16
 _UNLOADED_MODELS: Final = frozenset({"", "unknown"})
@@ -28,7 +30,8 @@ class SidecarSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One sidecar's configuration. None means: ask the engine.
 
     ``engine`` is ``http://host:port``; ``advertise`` is what routers dial, the same by default.
-    ``events`` and ``replay`` are ZMQ endpoints. ``block_tokens`` is a multiple of the page.
+    ``events`` and ``replay`` are ZMQ endpoints, those of rank 0 where there are data-parallel
+    ``ranks``: the others publish on the ports that follow. ``block_tokens`` is a multiple of the page.
     ``metrics`` is ``host:port`` (0: any free port). After ``event_silence_s`` an engine that works
     but was never heard is reported.
     """
@@ -47,8 +50,10 @@ class SidecarSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     capacity_pages: _Tokens | None = None
     events: str | None = None
     replay: str | None = None
+    ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)] | None = None
     metrics: str = "127.0.0.1:0"
     chain_seed: Annotated[int, Meta(ge=0)] = 0
+    deployment_key_file: str | None = None
     heartbeat_interval_s: _Seconds = 1.0
     scrape_interval_s: _Seconds = 1.0
     flush_interval_s: _Seconds = 0.01
@@ -75,6 +80,18 @@ class EngineProfile(Struct, frozen=True, kw_only=True):
     can_fetch: bool = False
 
 
+def chain_keys(settings: SidecarSettings) -> ChainKeys:
+    """Return the keys of chains; raises SettingsError for a deployment key that cannot be used."""
+    secret = None
+    if settings.deployment_key_file is not None:
+        try:
+            secret = read_deployment_key(Path(settings.deployment_key_file))
+        except SecretError as error:
+            message = f"deployment_key_file: {error}"
+            raise SettingsError(message) from None
+    return ChainKeys(settings.chain_seed, secret)
+
+
 def replica_name(settings: SidecarSettings, client: EngineClient) -> ReplicaId:
     """Return the replica's name; raises SettingsError for one that cannot be a key."""
     name = settings.replica or client.address
@@ -97,7 +114,11 @@ async def discover(settings: SidecarSettings, client: EngineClient) -> EnginePro
         metrics = await client.metrics()
     except EngineError:
         metrics = EngineMetrics()
-    page_tokens = settings.page_tokens or metrics.page_tokens or ASSUMED_PAGE_TOKENS
+    told = metrics.page_tokens, metrics.capacity_pages
+    if metrics.page_tokens is None:
+        info = await client.sglang_info()
+        told = (info.page_tokens, info.capacity_pages) if info is not None else told
+    page_tokens = settings.page_tokens or told[0] or ASSUMED_PAGE_TOKENS
     if (settings.block_tokens or page_tokens) % page_tokens:
         message = f"block_tokens: {settings.block_tokens} is no multiple of {page_tokens}"
         raise SettingsError(message)
@@ -111,7 +132,7 @@ async def discover(settings: SidecarSettings, client: EngineClient) -> EnginePro
     return EngineProfile(
         identity=identity,
         page_tokens=page_tokens,
-        capacity_pages=settings.capacity_pages or metrics.capacity_pages,
+        capacity_pages=settings.capacity_pages or told[1],
         started_at_s=metrics.started_at_s,
         source=await _event_source(settings, client),
         can_fetch=await client.can_transfer(),
@@ -138,10 +159,9 @@ async def _served_model(client: EngineClient) -> str:
 
 
 async def _event_source(settings: SidecarSettings, client: EngineClient) -> EventSource | None:
-    """Return the one publisher to follow; None when there is none, or one per rank.
+    """Return the one publisher to follow; None when there is none.
 
-    Ranks have caches of their own behind one address: a block that one of them holds is no
-    promise of the replica.
+    Where each rank has one, ``client`` is that of a rank (``sidecar.rank``).
     """
     if settings.events is not None:
         return EventSource(events=settings.events, replay=settings.replay)

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
+from sidecar.sglang import INFO_PATHS, LOAD_PATHS, SglangInfo, parse_info, parse_loads
 from sidecar.subscriber import EventSource
 from state.model import ReplicaLoad
 
@@ -53,6 +54,8 @@ class ModelCard(Struct, frozen=True):
     id: str
     parent: str | None = None
     max_model_len: int | None = None
+    owned_by: str | None = None
+    root: str | None = None
 
 
 class _ModelList(Struct, frozen=True):
@@ -65,7 +68,11 @@ class _Publisher(Struct, frozen=True):
 
 
 class EngineError(Exception):
-    """The engine did not give a usable answer."""
+    """The engine did not give a usable answer; ``status`` is the one that it gave, if any."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def parse_metrics(text: str) -> EngineMetrics:
@@ -141,7 +148,13 @@ def reachable_endpoint(endpoint: str, engine_host: str) -> str | None:
 
 
 class EngineClient:
-    """HTTP client of one engine; an async context manager."""
+    """HTTP client of one engine; an async context manager.
+
+    ``pin`` is what requests name to be computed by one of the engine's data-parallel ranks; None
+    for an engine as a whole.
+    """
+
+    pin: int | None = None
 
     def __init__(
         self, url: str, *, api_key: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S
@@ -156,6 +169,7 @@ class EngineClient:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=timeout_s)
         self._session: aiohttp.ClientSession | None = None
+        self._load_path: str | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -181,9 +195,43 @@ class EngineClient:
         return True
 
     async def metrics(self) -> EngineMetrics:
-        """Return the engine's numbers; raises EngineError."""
-        body = await self._get("/metrics")
+        """Return the engine's numbers; raises EngineError.
+
+        SGLang has ``/metrics`` only with ``--enable-metrics``: then its load is asked for.
+        """
+        try:
+            body = await self._get("/metrics")
+        except EngineError as error:
+            if error.status is None:
+                raise
+            return EngineMetrics(load=await self._sglang_load())
         return parse_metrics(body.decode("utf-8", "replace"))
+
+    async def _sglang_load(self) -> ReplicaLoad:
+        for path in (self._load_path,) if self._load_path else LOAD_PATHS:
+            try:
+                load = parse_loads(await self._get(path))
+            except EngineError as error:
+                if error.status is None:
+                    raise
+                continue
+            if load is not None:
+                self._load_path = path
+                return load
+        message = "neither /metrics nor /v1/loads tells of the load"
+        raise EngineError(message)
+
+    async def sglang_info(self) -> SglangInfo | None:
+        """Return SGLang's description of itself; None where the engine is none, or not ready."""
+        for path in INFO_PATHS:
+            try:
+                body = await self._get(path)
+            except EngineError as error:
+                if error.status is None:
+                    return None
+                continue
+            return parse_info(body, lambda bound: reachable_endpoint(bound, self.host))
+        return None
 
     async def models(self) -> list[ModelCard]:
         """Return the served models; raises EngineError."""
@@ -195,28 +243,34 @@ class EngineClient:
 
     async def event_sources(self) -> tuple[EventSource, ...]:
         """Return where each data-parallel rank publishes; raises EngineError."""
+        return tuple((await self.sources_by_rank()).values())
+
+    async def sources_by_rank(self) -> dict[int, EventSource]:
+        """Return where each rank publishes, in the order of the ranks; raises EngineError."""
         try:
-            raw = msgspec.json.decode(
-                await self._get("/kv_event_sources"), type=dict[str, _Publisher | None]
-            )
+            body = await self._get("/kv_event_sources")
+        except EngineError as error:
+            info = await self.sglang_info() if error.status is not None else None
+            if info is None:
+                raise
+            return dict(info.sources)
+        try:
+            raw = msgspec.json.decode(body, type=dict[int, _Publisher | None])
         except msgspec.DecodeError as error:
             message = "/kv_event_sources: not a map of publishers"
             raise EngineError(message) from error
-        sources = []
-        for publisher in raw.values():
+        sources = {}
+        for rank, publisher in sorted(raw.items()):
             if publisher is None:
                 continue
             events = reachable_endpoint(publisher.endpoint, self.host)
             if events is None:
                 continue
             replay = publisher.replay_endpoint
-            sources.append(
-                EventSource(
-                    events=events,
-                    replay=reachable_endpoint(replay, self.host) if replay else None,
-                )
+            sources[rank] = EventSource(
+                events=events, replay=reachable_endpoint(replay, self.host) if replay else None
             )
-        return tuple(sources)
+        return sources
 
     async def can_transfer(self) -> bool:
         """Return whether ``/kv_transfer`` answers 200: the engine fetches KV pages, and gives."""
@@ -226,6 +280,10 @@ class EngineClient:
             return False
         return True
 
+    async def get(self, path: str) -> bytes:
+        """Return the body of a GET; raises EngineError."""
+        return await self._get(path)
+
     async def _get(self, path: str) -> bytes:
         if self._session is None:
             message = "the client is not open"
@@ -234,7 +292,7 @@ class EngineClient:
             async with self._session.get(self.endpoint + path, allow_redirects=False) as response:
                 if response.status != HTTPStatus.OK:
                     message = f"{path}: status {response.status}"
-                    raise EngineError(message)
+                    raise EngineError(message, response.status)
                 body = bytearray()
                 async for chunk in response.content.iter_chunked(1 << 16):
                     body += chunk

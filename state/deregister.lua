@@ -1,5 +1,5 @@
 -- Removes a replica and all that is known of it, if the generation is still the current one.
--- KEYS: record, generation, load, changes, sets, then the residency keys listed in sets
+-- KEYS: record, generation, load, changes, sets, then facts and the residency keys in sets
 -- ARGV: generation, residency ttl ms, stream cap, stream entry
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then
   return 0

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         Generation,
         LeaseTotals,
         NamespaceId,
+        ReplicaFacts,
         ReplicaId,
         ReplicaState,
     )
@@ -179,6 +180,10 @@ class DirectReader:
     def holdings(self) -> dict[ReplicaId, Holding]:
         """Return nothing: no block is held in this process."""
         return {}
+
+    def facts(self) -> Mapping[ReplicaId, ReplicaFacts]:
+        """Return what the sidecars detected of their engines."""
+        return self._mirror.facts()
 
     def figures(self) -> MirrorFigures:
         """Return the figures of the mirror that keeps the rest."""

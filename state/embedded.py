@@ -110,7 +110,7 @@ class EmbeddedValkey:
             command += [f"--{name}", value]
         with (directory / "log").open("wb") as log:
             return subprocess.Popen(  # noqa: S603 - our own binary and options
-                _bound_to_this_process(command),
+                bound_to_this_process(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -155,7 +155,7 @@ def _private_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="wr-", dir="/tmp"))
 
 
-def _bound_to_this_process(command: list[str]) -> list[str]:
+def bound_to_this_process(command: list[str]) -> list[str]:
     """Return a command whose process ends with this one where the system can promise that."""
     if not sys.platform.startswith("linux"):
         return command

@@ -1,6 +1,7 @@
 -- Keeps a replica alive, if the record is still this sidecar's and of this generation.
--- KEYS: record, load
--- ARGV: generation, sidecar, record value, record ttl ms, load value ('' for none), load ttl ms
+-- KEYS: record, load, facts
+-- ARGV: generation, sidecar, record value, record ttl ms, load value ('' for none), load ttl ms,
+--       facts value ('' for no news), facts ttl ms
 local held = redis.call('HMGET', KEYS[1], 'generation', 'sidecar')
 if not held[1] then
   return 'unknown'
@@ -12,5 +13,8 @@ redis.call('HSET', KEYS[1], 'value', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 if ARGV[5] ~= '' then
   redis.call('SET', KEYS[2], ARGV[5], 'PX', ARGV[6])
+end
+if ARGV[7] ~= '' then
+  redis.call('SET', KEYS[3], ARGV[7], 'PX', ARGV[8])
 end
 return 'held'

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Generation,
         NamespaceId,
         Overlap,
+        ReplicaFacts,
         ReplicaId,
         ReplicaLoad,
         ReplicaRecord,
@@ -37,6 +38,8 @@ class _Entry:
     expires_s: float
     load: ReplicaLoad | None = None
     load_expires_s: float = 0.0
+    facts: ReplicaFacts | None = None
+    facts_expire_s: float = 0.0
 
 
 class MemoryState:
@@ -66,10 +69,13 @@ class MemoryState:
             self._residency.drop(record.replica)
         elif known is not None:
             entry.load, entry.load_expires_s = known.load, known.load_expires_s
+            entry.facts, entry.facts_expire_s = known.facts, known.facts_expire_s
         self._entries[record.replica] = entry
         self._hold_generation(record)
 
-    async def heartbeat(self, record: ReplicaRecord, load: ReplicaLoad | None) -> Fence:
+    async def heartbeat(
+        self, record: ReplicaRecord, load: ReplicaLoad | None, facts: ReplicaFacts | None = None
+    ) -> Fence:
         """Keep the replica and its residency alive and publish ``load``, if still ours."""
         entry = self._live_entry(record.replica)
         if entry is None:
@@ -82,6 +88,8 @@ class MemoryState:
         entry.expires_s = now_s + self._timing.record_ttl_s
         if load is not None:
             entry.load, entry.load_expires_s = load, now_s + self._timing.load_ttl_s
+        if facts is not None:
+            entry.facts, entry.facts_expire_s = facts, now_s + self._timing.facts_ttl_s
         self._hold_generation(record)
         return Fence.HELD
 
@@ -127,6 +135,16 @@ class MemoryState:
                 states[replica] = ReplicaState(record=entry.record, load=load)
         return states
 
+    def facts(self) -> dict[ReplicaId, ReplicaFacts]:
+        """Return what sidecars told of the live replicas."""
+        now_s = self._clock()
+        entries = {replica: self._live_entry(replica) for replica in self._entries}
+        return {
+            replica: entry.facts
+            for replica, entry in entries.items()
+            if entry and entry.facts and now_s < entry.facts_expire_s
+        }
+
     def overlap(self, chain: Sequence[BlockId]) -> dict[ReplicaId, Overlap]:
         """Return the leading resident runs of ``chain`` on live replicas."""
         found = self._residency.overlap(chain)
@@ -170,6 +188,10 @@ class MemoryReader:
     def replicas(self) -> Mapping[ReplicaId, ReplicaState]:
         """Return the registered replicas; the mapping is a snapshot and does not change."""
         return MappingProxyType(self._state.live())
+
+    def facts(self) -> Mapping[ReplicaId, ReplicaFacts]:
+        """Return what the sidecars detected of their engines."""
+        return MappingProxyType(self._state.facts())
 
     def overlap(self, chain: Sequence[BlockId]) -> Mapping[ReplicaId, Overlap]:
         """Return the leading resident run of ``chain`` per replica; absent means none."""

@@ -26,14 +26,15 @@ from state.client import (
     refuses_writes,
     run_command,
 )
+from state.facts import FactsBoard
 from state.lease_exchange import LeaseExchange
-from state.mirror_sync import Follower
+from state.mirror_sync import Follower, stream_heads
 from state.model import ReplicaId, Rung
 from state.registry import Registry
 from state.residency import ENTRY_BYTES, HOLDER_BYTES, Residency
 from state.rhythm import Backoff, Beat, Signal, check_cancelled
 from state.rung import Ladder
-from state.schema import REPLICA_INDEX, STREAM_START, ReplicaKeys, is_name
+from state.schema import REPLICA_INDEX, ReplicaKeys, is_name
 from state.timing import MirrorTiming, StoreTiming
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Mirror:
         self._registry = Registry(grace_s=timing.grace_s, load_ttl_s=store_timing.load_ttl_s)
         self._follower = Follower(self._residency, self._on_registered, self._on_deregistered)
         self._leases = LeaseExchange(router, clock, store_timing.lease_ttl_s)
+        self.facts = FactsBoard()
         self._registry_beat, self._snapshot_beat = Beat(), Beat()
         self._tail_beat, self._lease_beat = Beat(), Beat()
         self._progress = Signal()
@@ -118,6 +120,8 @@ class Mirror:
         self._last_error = _NO_ANSWER
         self._malformed_values = 0
         self.failures = 0
+        self.read_first: Callable[[Client], Awaitable[None]] | None = None
+        """Read before anything else of each round: the view is live only after it."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -128,6 +132,7 @@ class Mirror:
             "snapshot": self._take_snapshots,
             "tail": self._tail_streams,
             "lease": self._exchange_leases,
+            "facts": lambda: self.facts.follow(self._client, self.replicas()),
         }
         self._tasks = [
             asyncio.create_task(self._supervise(name, loop), name=f"mirror-{name}")
@@ -203,7 +208,7 @@ class Mirror:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._registry_beat.full_round()
-                heads = await self._stream_heads()
+                heads = await stream_heads(self._client, list(self.replicas()))
                 await self._progress.until(lambda: self._has_reached(heads))
                 await self._lease_beat.full_round()
                 await self._registry_beat.full_round()
@@ -233,8 +238,12 @@ class Mirror:
     @property
     def malformed_values(self) -> int:
         """Values of the store that were ignored because they did not decode."""
-        parts = (self._registry, self._follower, self._leases)
+        parts = (self._registry, self._follower, self._leases, self.facts)
         return sum(part.malformed_values for part in parts) + self._malformed_values
+
+    def clears(self) -> Mapping[ReplicaId, int]:
+        """Return how often each replica's cache was cleared within its present life."""
+        return self._follower.clears
 
     def figures(self) -> MirrorFigures:
         """Return what an operator watches of the mirror itself."""
@@ -323,6 +332,8 @@ class Mirror:
         await self._registry_beat.rest(self._timing.registry_interval_s)
 
     async def _read_registry(self) -> dict[ReplicaId, Row]:
+        if self.read_first is not None:
+            await self.read_first(self._client)
         members = await run_command(self._client, "ZRANGE", REPLICA_INDEX, 0, -1)
         texts = [member.decode("utf-8", "replace") for member in members]
         names = [ReplicaId(text) for text in texts if is_name(text)]
@@ -367,19 +378,6 @@ class Mirror:
         timing = self._timing
         is_alone = self._leases.is_alone
         await self._lease_beat.rest(timing.lease_alone_s if is_alone else timing.lease_interval_s)
-
-    async def _stream_heads(self) -> dict[ReplicaId, bytes]:
-        replicas = list(self.replicas())
-        pipeline = self._client.pipeline(transaction=False)
-        for replica in replicas:
-            pipeline.execute_command(
-                "XREVRANGE", ReplicaKeys(replica).changes, "+", "-", "COUNT", 1
-            )
-        replies = await pipeline.execute()
-        return {
-            replica: entries[0][0] if entries else STREAM_START
-            for replica, entries in zip(replicas, replies, strict=True)
-        }
 
     def _has_reached(self, heads: Mapping[ReplicaId, bytes]) -> bool:
         for replica, head in heads.items() if self._has_index else ():

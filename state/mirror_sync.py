@@ -86,6 +86,8 @@ class Follower:
         self._scan = Script("scan")
         self.malformed_values = 0
         self.snapshots = 0
+        self.clears: dict[ReplicaId, int] = {}
+        """How often each replica's cache was cleared within one life."""
 
     def expect(self, generations: dict[ReplicaId, Generation]) -> None:
         """Follow exactly these replicas; another generation voids what was known before."""
@@ -101,6 +103,7 @@ class Follower:
         """Forget a replica and what it holds."""
         self._follows.pop(replica, None)
         self._residency.drop(replica)
+        self.clears.pop(replica, None)
 
     def unsynced(self) -> list[Follow]:
         """Return the follows that wait for a snapshot."""
@@ -185,6 +188,8 @@ class Follower:
             entry = decode_entry(values)
             if entry is None:
                 self.malformed_values += 1
+            elif entry.kind is EntryKind.PURGED:
+                self._residency.remove(follow.replica, entry.tier, unpack_blocks(entry.removed))
             elif entry.kind is not EntryKind.CHANGED:
                 self._apply_life(follow, entry)
             elif entry.generation == follow.generation:
@@ -208,6 +213,7 @@ class Follower:
     async def _apply_change(self, follow: Follow, entry: Entry) -> None:
         if entry.is_clear:
             self._residency.drop(follow.replica)
+            self.clears[follow.replica] = self.clears.get(follow.replica, 0) + 1
         for change, packed in (
             (self._residency.remove, entry.removed),
             (self._residency.store, entry.stored),
@@ -245,6 +251,18 @@ class Follower:
             if last and last.kind is EntryKind.CHANGED and last.generation == follow.generation:
                 follow.place = (last.sequence, last.part, last.parts)
         follow.is_synced = True
+
+
+async def stream_heads(client: Client, replicas: Sequence[ReplicaId]) -> dict[ReplicaId, bytes]:
+    """Return where the change stream of each replica ends now."""
+    pipeline = client.pipeline(transaction=False)
+    for replica in replicas:
+        pipeline.execute_command("XREVRANGE", ReplicaKeys(replica).changes, "+", "-", "COUNT", 1)
+    replies = await pipeline.execute()
+    return {
+        replica: entries[0][0] if entries else STREAM_START
+        for replica, entries in zip(replicas, replies, strict=True)
+    }
 
 
 def _steps(packed: bytes) -> Iterator[list[BlockId]]:

@@ -6,9 +6,9 @@ Everything here is a frozen value or a NewType; nothing does I/O. Unknown is Non
 from __future__ import annotations
 
 import enum
-from typing import Final, NamedTuple, NewType
+from typing import Annotated, Final, NamedTuple, NewType
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 ReplicaId = NewType("ReplicaId", str)
 """A replica's stable name; it survives restarts. Characters: see ``NAME_PATTERN``."""
@@ -27,6 +27,10 @@ NamespaceId = NewType("NamespaceId", str)
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$"
 """What a replica or router may be called: it ends up in keys, logs and metric labels."""
+
+
+MAX_RANKS: Final = 1_024
+"""Data-parallel ranks behind one address."""
 
 
 class Tier(enum.StrEnum):
@@ -81,7 +85,8 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True):
     ``endpoint`` is ``http://host:port`` without a path. ``sidecar`` is the writing process's own
     id. ``capacity_pages`` is the size of the KV pool, None where the engine does not tell.
     ``has_events``: the engine publishes what it holds. ``can_fetch``: it takes KV pages of a prefix
-    from another engine that says so, and gives them.
+    from another engine that says so, and gives them. ``rank``: what requests have to name to be
+    computed by this one of the engine's data-parallel ranks, None where it is the whole engine.
     """
 
     replica: ReplicaId
@@ -94,6 +99,7 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True):
     has_events: bool = True
     is_draining: bool = False
     can_fetch: bool = False
+    rank: Annotated[int, Meta(ge=0, lt=MAX_RANKS)] | None = None
 
 
 class ReplicaLoad(Struct, frozen=True, kw_only=True):
@@ -102,6 +108,83 @@ class ReplicaLoad(Struct, frozen=True, kw_only=True):
     running: int | None = None
     queued: int | None = None
     kv_used_fraction: float | None = None
+
+
+class EngineKind(enum.StrEnum):
+    """Which program an engine is, as far as its own answers tell."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    WORKER = "warmroute"
+    UNKNOWN = "unknown"
+
+
+Word = Annotated[str, Meta(max_length=128, pattern=r"^[ -~]*$")]
+"""A name that an engine gave: printable, because it is shown in terminals."""
+Words = Annotated[tuple[Word, ...], Meta(max_length=16)]
+Count = Annotated[int, Meta(ge=0)]
+Numbers = Annotated[tuple[Count, ...], Meta(max_length=64)]
+
+
+class EventCounts(Struct, frozen=True, kw_only=True):
+    """What a sidecar counted of its engine's events since the sidecar began.
+
+    ``last_sequence`` is that of the newest batch, None before the first. ``stored_pages`` and
+    ``removed_pages`` are copies of pages that came and went in GPU memory; ``returned_pages`` came
+    once more after they were evicted; ``held_pages`` are there now. ``plain_pages`` and
+    ``salted_pages`` are known pages without and with a cache salt. ``generations`` counts how often
+    all that was known became void.
+    """
+
+    last_sequence: Count | None = None
+    batches: Count = 0
+    gaps: Count = 0
+    missed_batches: Count = 0
+    dropped_batches: Count = 0
+    malformed_events: Count = 0
+    unknown_events: Count = 0
+    stored_pages: Count = 0
+    removed_pages: Count = 0
+    returned_pages: Count = 0
+    held_pages: Count = 0
+    plain_pages: Count = 0
+    salted_pages: Count = 0
+    generations: Count = 0
+
+
+class ReplicaFacts(Struct, frozen=True, kw_only=True):
+    """What a sidecar detected of its engine, for people to read: no decision depends on it.
+
+    ``events`` is the endpoint that is followed, None where the engine publishes none. ``encodings``
+    are ``array`` and ``map``; ``hash_kinds`` are ``int``, ``signed int`` and ``bytes of N``;
+    ``media`` are the engine's own names of tiers, ``unknown_media`` those that get no credit;
+    ``ranks`` are data-parallel ranks and ``groups`` KV groups that events named, of which
+    ``followed_group`` is indexed. ``is_silent``: the engine works and was never heard.
+    ``has_unfit_pages``: its pages do not fit the blocks. ``key_check`` tells whether two processes
+    derive the same ids (``state.facts.key_check``). ``reason`` says why the generation began.
+    """
+
+    engine: EngineKind = EngineKind.UNKNOWN
+    engine_version: Word | None = None
+    events: Word | None = None
+    has_replay: bool = False
+    encodings: Words = ()
+    hash_kinds: Words = ()
+    media: Words = ()
+    unknown_media: Words = ()
+    ranks: Numbers = ()
+    groups: Numbers = ()
+    followed_group: Count | None = None
+    page_tokens: Count | None = None
+    block_tokens: Count | None = None
+    capacity_pages: Count | None = None
+    is_engine_up: bool = False
+    is_silent: bool = False
+    has_unfit_pages: bool = False
+    key_check: Word = ""
+    generation: Generation = Generation("")
+    reason: Word = ""
+    counts: EventCounts = EventCounts()
 
 
 class ReplicaState(Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from redis.exceptions import ReadOnlyError
 
 from state.client import run_command, state_errors
+from state.facts import encode_facts
 from state.model import Fence
 from state.schema import (
     ENTRY_FIELD,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         ChangeBatch,
         Generation,
         NamespaceId,
+        ReplicaFacts,
         ReplicaId,
         ReplicaLoad,
         ReplicaRecord,
@@ -89,7 +91,7 @@ class RedisWriter:
         keys = ReplicaKeys(record.replica)
         async with self._attempt("register"):
             residency = [keys.residency(suffix) for suffix in await self._suffixes(keys)]
-            names = [keys.record, keys.generation, keys.load, keys.changes, keys.sets, *residency]
+            names = [*_head(keys), *residency]
             arguments: list[Argument] = [
                 record.generation,
                 record.sidecar,
@@ -107,7 +109,9 @@ class RedisWriter:
         if announced is None or announced[0] != record.generation:
             self._announced_s[record.replica] = (record.generation, self._clock())
 
-    async def heartbeat(self, record: ReplicaRecord, load: ReplicaLoad | None) -> Fence:
+    async def heartbeat(
+        self, record: ReplicaRecord, load: ReplicaLoad | None, facts: ReplicaFacts | None = None
+    ) -> Fence:
         """Keep the replica and its residency alive and publish ``load``, if still ours."""
         keys = ReplicaKeys(record.replica)
         arguments: list[Argument] = [
@@ -117,9 +121,11 @@ class RedisWriter:
             _ms(self._timing.record_ttl_s),
             encode_load(load) if load else b"",
             _ms(self._timing.load_ttl_s),
+            encode_facts(facts) if facts else b"",
+            _ms(self._timing.facts_ttl_s),
         ]
         async with self._attempt("heartbeat"):
-            call = self._heartbeat.call([keys.record, keys.load], arguments)
+            call = self._heartbeat.call([keys.record, keys.load, keys.facts], arguments)
             touch = self._touch_call(record.replica)
             is_new, answer = await run_scripts(self._client, [touch, call])
             fence = Fence(answer.decode())
@@ -146,7 +152,7 @@ class RedisWriter:
         keys = ReplicaKeys(replica)
         async with self._attempt("deregister"):
             residency = [keys.residency(suffix) for suffix in await self._suffixes(keys)]
-            names = [keys.record, keys.generation, keys.load, keys.changes, keys.sets, *residency]
+            names = [*_head(keys), *residency]
             arguments: list[Argument] = [
                 generation,
                 self._residency_ttl_ms(),
@@ -275,6 +281,11 @@ class RedisWriter:
 
     def _residency_ttl_ms(self) -> int:
         return _ms(self._timing.residency_ttl_s * self._rng.uniform(*_JITTER))
+
+
+def _head(keys: ReplicaKeys) -> list[str]:
+    """Return the keys of a replica that register and deregister take, before its residency."""
+    return [keys.record, keys.generation, keys.load, keys.changes, keys.sets, keys.facts]
 
 
 def _ms(seconds: float) -> int:

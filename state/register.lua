@@ -1,6 +1,6 @@
 -- Makes a record the replica's entry. What an earlier generation left is unlinked; residency of the
 -- same generation stays, so that a sidecar may come back to a cache that never went away.
--- KEYS: record, generation, load, changes, sets, then the residency keys listed in sets
+-- KEYS: record, generation, load, changes, sets, then facts and the residency keys in sets
 -- ARGV: generation, sidecar, record value, record ttl ms, residency ttl ms, stream cap,
 --       stream entry
 local record, generation, load, changes, sets = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]

@@ -53,7 +53,7 @@ _NAME = re.compile(NAME_PATTERN)
 class ReplicaKeys:
     """The keys of one replica."""
 
-    __slots__ = ("_base", "changes", "generation", "load", "record", "sets")
+    __slots__ = ("_base", "changes", "facts", "generation", "load", "record", "sets")
 
     def __init__(self, replica: ReplicaId) -> None:
         self._base = f"{KEY_PREFIX}:{{{replica}}}:"
@@ -63,6 +63,8 @@ class ReplicaKeys:
         """STRING: the generation that registered last; outlives the record."""
         self.load = f"{self._base}load"
         """STRING."""
+        self.facts = f"{self._base}facts"
+        """STRING: what the sidecar detected of the engine."""
         self.changes = f"{self._base}changes"
         """STREAM, capped."""
         self.sets = f"{self._base}sets"
@@ -100,6 +102,8 @@ class EntryKind(enum.StrEnum):
     REGISTERED = "r"
     CHANGED = "c"
     DEREGISTERED = "d"
+    PURGED = "p"
+    """A router removed blocks of a scope that ended; no batch of the sidecar's."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -17,6 +17,7 @@ import hmac
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from state.prefix import ChainKey
@@ -88,3 +89,8 @@ class ChainKeys:
                 self._known.clear()
             key = self._known[scope] = derived(self._secret, _CHAIN_TAG + scope.encode())
         return key
+
+    def forget(self, scopes: Iterable[str]) -> None:
+        """Keep no key of ``scopes``, which ended."""
+        for scope in scopes:
+            self._known.pop(scope, None)

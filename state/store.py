@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Generation,
         LeaseTotals,
         Overlap,
+        ReplicaFacts,
         ReplicaLoad,
         ReplicaRecord,
         ReplicaState,
@@ -40,10 +41,13 @@ class ReplicaWriter(Protocol):
         """Make ``record`` the replica's entry; a new generation starts with nothing resident."""
         ...
 
-    async def heartbeat(self, record: ReplicaRecord, load: ReplicaLoad | None) -> Fence:
+    async def heartbeat(
+        self, record: ReplicaRecord, load: ReplicaLoad | None, facts: ReplicaFacts | None = None
+    ) -> Fence:
         """Keep the replica and its residency alive and publish ``load``, if still ours.
 
-        Also stores a changed ``is_draining``. FENCED when another sidecar registered the replica.
+        Also stores a changed ``is_draining``, and ``facts`` unless there are none to tell. FENCED
+        when another sidecar registered the replica.
         """
         ...
 

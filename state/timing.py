@@ -11,6 +11,7 @@ class StoreTiming(Struct, frozen=True, kw_only=True):
     ``residency_ttl_s`` is the mean: each key's own is drawn from 0.8 to 1.2 of it, so that what was
     written together does not expire together. ``residency_cap_s`` is the longest that heartbeats
     and changes keep what one announcement of a cache wrote; the sidecar announces again before.
+    ``facts_ttl_s`` is that of what a sidecar detected of its engine.
     """
 
     record_ttl_s: float = 5.0
@@ -18,6 +19,7 @@ class StoreTiming(Struct, frozen=True, kw_only=True):
     residency_ttl_s: float = 3600.0
     residency_cap_s: float = 86_400.0
     lease_ttl_s: float = 3.0
+    facts_ttl_s: float = 30.0
 
 
 class MirrorTiming(Struct, frozen=True, kw_only=True):

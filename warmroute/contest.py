@@ -19,8 +19,8 @@ from policies.model import Reason
 from router.trace import DecisionRecord
 from state.embedded import EmbeddedValkey
 from warmroute.driver import ChatClient, ChatFailedError, Driver, Exchange, open_http
+from warmroute.environment import REDIS_VARIABLE
 from warmroute.local import Child, ChildFailedError, Processes
-from warmroute.serve import REDIS_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -21,6 +19,7 @@ from sidecar.scrape import (
 )
 from sidecar.setting import WorkerSettings
 from warmroute.cli import UsageError
+from warmroute.engine_look import is_loopback as is_loopback
 
 if TYPE_CHECKING:
     from sidecar.scrape import ModelCard
@@ -56,17 +55,6 @@ class _ServerInfo(Struct, frozen=True):
 
     vllm_config: _EngineConfig | None = None
     worker_settings: dict[str, Any] | None = None
-
-
-def is_loopback(url: str) -> bool:
-    """Tell whether ``url`` leads to this machine."""
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def parse_limits(body: str) -> Limits:

@@ -104,6 +104,12 @@ def headline(record: DecisionRecord) -> list[str]:
             fetched = f" and {decision.predicted_lower_tier_tokens} in lower tiers"
         cached = f"{decision.predicted_cached_tokens} cached tokens{fetched}"
         lines.append(f"     predicted {cached}; {told}")
+        if attempt.promised_tokens is not None:
+            credit = 100.0 * attempt.credits.get(decision.replica, 1.0)
+            promised = f"{attempt.promised_tokens} are on record there"
+            lines.append(
+                f"     {promised}, but such predictions came true for {credit:.0f} % lately"
+            )
         if attempt.kv_source is not None:
             lines.append(f"     told to fetch KV pages from {attempt.kv_source}")
         if attempt.error:
@@ -119,7 +125,9 @@ def candidates_table(attempt: Attempt) -> Table:
     names = sorted({name for candidate in candidates for name in candidate.terms})
     table.add_column("replica")
     has_lower = any(candidate.lower_tier_tokens for candidate in candidates)
-    for column in ("score", *names, "cached tokens", *["in lower tiers"][:has_lower]):
+    columns = ["score", *names, "cached tokens"]
+    columns += ["in lower tiers"] * has_lower + ["credit"] * bool(attempt.credits)
+    for column in columns:
         table.add_column(column, justify="right")
     for candidate in sorted(candidates, key=lambda c: c.score):
         is_chosen = candidate.replica == attempt.decision.replica
@@ -128,6 +136,8 @@ def candidates_table(attempt: Attempt) -> Table:
         cells.append(str(candidate.cached_tokens))
         if has_lower:
             cells.append(str(candidate.lower_tier_tokens))
+        if attempt.credits:
+            cells.append(f"{attempt.credits.get(candidate.replica, 1.0):.2f}")
         mark = "* " if is_chosen else "  "
         table.add_row(f"{mark}{candidate.replica}", *cells, style="bold" if is_chosen else None)
     return table

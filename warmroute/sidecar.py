@@ -10,14 +10,14 @@ from msgspec import structs
 from sidecar.process import run_sidecar_process
 from sidecar.profile import SettingsError, SidecarSettings
 from warmroute.cli import UsageError
+from warmroute.environment import ENGINE_KEY_VARIABLE, REDIS_VARIABLE
 from warmroute.flag import add_setting_flags, settings_of
 from warmroute.process import add_process_flags, run_loop, set_up_logging
-from warmroute.serve import REDIS_VARIABLE
 
 if TYPE_CHECKING:
     import argparse
 
-API_KEY_VARIABLE = "WARMROUTE_ENGINE_API_KEY"
+API_KEY_VARIABLE = ENGINE_KEY_VARIABLE
 FLAGS = {
     "engine": "the engine's address, http://host:port",
     "redis": "shared state: redis://, rediss://, unix:// or redis+cluster:// URL",
@@ -30,9 +30,11 @@ FLAGS = {
     "capacity_pages": "pages in the engine's KV pool; by default what the engine says",
     "events": "ZMQ endpoint of the KV events; by default what /kv_event_sources says",
     "replay": "ZMQ endpoint that replays events",
+    "ranks": "data-parallel ranks, where --events is given: that of rank 0, then the next ports",
     "metrics": "address of /metrics, host:port; port 0: a free one, which the log names",
     "event_silence_s": "seconds after which a working engine without events is reported",
     "chain_seed": "the same as the routers' state.chain_seed",
+    "deployment_key_file": "secret of the deployment: the same as the routers' deployment_key_file",
     "heartbeat_interval_s": "seconds between heartbeats",
     "scrape_interval_s": "seconds between looks at /health and /metrics",
     "drain_grace_s": "seconds that running requests may take on SIGTERM",

@@ -20,6 +20,7 @@ from state.model import (
     LeaseTotals,
     ModelIdentity,
     NamespaceId,
+    ReplicaFacts,
     ReplicaId,
     ReplicaLoad,
     ReplicaRecord,
@@ -228,6 +229,7 @@ async def test_a_sidecar_renews_before_the_cap_and_no_router_sees_the_replica_co
 _FAMILIES = {
     "record": 5.0,
     "load": 3.0,
+    "facts": 30.0,
     "generation": 1.2 * _HOUR_S,
     "sets": 1.2 * _HOUR_S,
     "changes": 1.2 * _HOUR_S,
@@ -261,7 +263,7 @@ async def test_after_a_whole_life_every_key_has_a_time_to_live_within_its_bound(
     await writer.register(record(B, "g2"))
     await writer.apply([batch(6, stored=blocks(9), replica=B)])  # a paused sidecar's late write
     await writer.deregister(B, Generation("g2"))
-    await writer.heartbeat(record(A), ReplicaLoad(running=1))
+    await writer.heartbeat(record(A), ReplicaLoad(running=1), ReplicaFacts(page_tokens=16))
     assert await mirror.settle(5)
     seen, cursor = set(), b"0"
     while True:

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from sidecar.agent import run_agent
 from sidecar.announce import FencedError
 from sidecar.profile import SettingsError
+from sidecar.rank import run_agent
 from state.memory import MemoryState
 from state.model import ModelIdentity, RouterId
 from support.kv_engine import KvEngine, removed, stored

@@ -12,8 +12,9 @@ import aiohttp
 import pytest
 
 import sidecar.subscriber
-from sidecar.agent import SidecarAgent, run_agent
+from sidecar.agent import SidecarAgent
 from sidecar.profile import SettingsError, SidecarSettings
+from sidecar.rank import run_agent
 from state.client import command_client, run_command
 from state.model import ReplicaId
 from state.prefix import chain_of, chain_root, pack_tokens

@@ -46,6 +46,7 @@ class FleetPlan:
     preset: str = "instant"
     speed_up: float = 1.0
     worker_flags: tuple[str, ...] = ()
+    sidecar_flags: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -163,6 +164,7 @@ class LocalFleet:
     def start_sidecar(self, name: str, engine: str, *flags: str) -> Child:
         """Start the sidecar of the worker at ``engine``."""
         words = ["--engine", engine, "--redis", self.state_url, "--replica", name]
+        words += self.plan.sidecar_flags
         return self.processes.start(f"sidecar-{name}", "sidecar", *words, *flags)
 
     async def start_router(self, **config: Any) -> Router:

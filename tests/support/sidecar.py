@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sidecar.agent import run_agent
 from sidecar.profile import SidecarSettings
+from sidecar.rank import run_agent
 from state.memory import MemoryState
 from state.model import ModelIdentity, ReplicaId, ReplicaState, RouterId
 from state.prefix import chain_of, chain_root, pack_tokens, salt_scope
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Fence,
         Generation,
         NamespaceId,
+        ReplicaFacts,
         ReplicaLoad,
         ReplicaRecord,
         Tier,
@@ -62,8 +63,10 @@ class Fleet:
         self.generations.append(record.generation)
         await self.state.register(record)
 
-    async def heartbeat(self, record: ReplicaRecord, load: ReplicaLoad | None) -> Fence:
-        return await self.state.heartbeat(record, load)
+    async def heartbeat(
+        self, record: ReplicaRecord, load: ReplicaLoad | None, facts: ReplicaFacts | None = None
+    ) -> Fence:
+        return await self.state.heartbeat(record, load, facts)
 
     async def apply(self, changes: Sequence[ChangeBatch]) -> None:
         await self.state.apply(changes)
@@ -119,9 +122,11 @@ class BrokenFleet(Fleet):
             raise StateError(message)
         self._fail()
 
-    async def heartbeat(self, record: ReplicaRecord, load: ReplicaLoad | None) -> Fence:
+    async def heartbeat(
+        self, record: ReplicaRecord, load: ReplicaLoad | None, facts: ReplicaFacts | None = None
+    ) -> Fence:
         self._fail()
-        return await super().heartbeat(record, load)
+        return await super().heartbeat(record, load, facts)
 
     async def apply(self, changes: Sequence[ChangeBatch]) -> None:
         self._fail()

@@ -136,7 +136,13 @@ async def staged_router(
         endpoint = await actor.replica.start()
         actor.url = f"http://{endpoint.authority}"
     replicas = [{"url": actor.url, "name": actor.name} for actor in actors]
-    settings = {"replicas": replicas, "health": {"interval_s": 0.1}, "receipts": True, **config}
+    settings = {
+        "replicas": replicas,
+        "attend_sidecars": False,  # their scripts know the router's own questions only
+        "health": {"interval_s": 0.1},
+        "receipts": True,
+        **config,
+    }
     plan = FleetPlan(replicas=0, tokenizer=tokenizer, config=settings)
     try:
         async with LocalFleet(directory, plan) as fleet:

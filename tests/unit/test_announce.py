@@ -18,6 +18,7 @@ from state.model import (
     Generation,
     ModelIdentity,
     NamespaceId,
+    ReplicaFacts,
     ReplicaId,
     ReplicaLoad,
     ReplicaRecord,
@@ -61,8 +62,10 @@ class RecordingWriter:
             raise StateError(message)
         self.records.append(record)
 
-    async def heartbeat(self, record: ReplicaRecord, load: ReplicaLoad | None) -> Fence:
-        del record
+    async def heartbeat(
+        self, record: ReplicaRecord, load: ReplicaLoad | None, facts: ReplicaFacts | None = None
+    ) -> Fence:
+        del record, facts
         self.loads.append(load)
         return self.fence
 
@@ -252,10 +255,12 @@ async def test_a_cancellation_that_the_store_swallowed_still_ends_the_announcer(
     """``asyncio.wait_for`` of CPython 3.11 swallows one when what it waits for ends with it."""
 
     class Swallowing(RecordingWriter):
-        async def heartbeat(self, record: ReplicaRecord, load: ReplicaLoad | None) -> Fence:
+        async def heartbeat(
+            self, record: ReplicaRecord, load: ReplicaLoad | None, facts: ReplicaFacts | None = None
+        ) -> Fence:
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(3600)
-            return await super().heartbeat(record, load)
+            return await super().heartbeat(record, load, facts)
 
     writer = Swallowing()
     subject = announcer(writer)

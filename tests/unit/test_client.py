@@ -11,7 +11,7 @@ from redis.asyncio import BlockingConnectionPool, Redis, SSLConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
-from router.app import enter_reader
+from router.state_reader import enter_reader
 from state.client import (
     RedisSettings,
     blocking_client,

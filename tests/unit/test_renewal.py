@@ -18,7 +18,7 @@ from state.store import StateError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from state.model import BlockId, ChangeBatch, NamespaceId, ReplicaLoad, Tier
+    from state.model import BlockId, ChangeBatch, NamespaceId, ReplicaFacts, ReplicaLoad, Tier
 
 CAP_S = 1000.0
 IDENTITY = ModelIdentity(model="m", block_tokens=1)
@@ -48,8 +48,10 @@ class _Store:
         self.generations.append(record.generation)
         self.held = set()
 
-    async def heartbeat(self, record: ReplicaRecord, load: ReplicaLoad | None) -> Fence:
-        del record, load
+    async def heartbeat(
+        self, record: ReplicaRecord, load: ReplicaLoad | None, facts: ReplicaFacts | None = None
+    ) -> Fence:
+        del record, load, facts
         self.heartbeats += 1
         return Fence.HELD
 

@@ -14,6 +14,7 @@ import yaml
 
 from replay.fit import TERMS
 from support.engine_process import Engines
+from support.mid_llama import write_llama
 from support.vllm import CONTEXT_TOKENS, MODEL, PAGE_TOKENS, SEQUENCES, vllm_command
 from support.vllm_stand import MARKS, PAGES
 
@@ -30,10 +31,14 @@ TARGET: Final = 0.15
 """By how much the medians of five runs may be off, on a machine that does nothing else."""
 CPU_STEP_TOKENS: Final = 2048
 """What vLLM takes by default on a CPU."""
+LAYERS: Final = 12
+WIDTH: Final = 768
+"""88 million parameters: computing is what takes time, and not the server around it."""
 
 
 @pytest.fixture
-async def engine(tmp_path: Path, vllm: Path, model: Path) -> AsyncIterator[Engine]:
+async def engine(tmp_path: Path, vllm: Path) -> AsyncIterator[Engine]:
+    model = write_llama(tmp_path / "model", LAYERS, WIDTH)
     async with Engines(tmp_path, vllm_command(vllm, model, PAGES)) as engines:
         one = engines.add("v0")
         await engines.ready(one)

@@ -1,0 +1,85 @@
+"""The life of tenants' scopes beside a running router: epochs, audit log, the operator's paths."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from router.audit_log import AuditError, AuditLog
+from router.config import ConfigError
+from router.epoch import Forgotten, View
+from router.scope_admin import ScopeAdmin, ScopeAdminParts
+from router.upkeep import supervise
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from types import TracebackType
+
+    from router.app import App
+    from router.client import Handler
+    from router.epoch import ScopeEpochs
+    from state.model import ModelIdentity
+
+_log = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """``async with Lifecycle(app, scopes) as lifecycle``: from then on epochs are kept and shared.
+
+    Raises ConfigError for an audit log that cannot be written.
+    """
+
+    def __init__(self, app: App, scopes: ScopeEpochs) -> None:
+        self._app = app
+        self._scopes = scopes
+        self._audit: AuditLog | None = None
+        self._task: asyncio.Task[None] | None = None
+        scopes.view = View(
+            replicas=app.reader.replicas, identities=self._identities, forget=self._forget
+        )
+
+    async def __aenter__(self) -> Self:
+        path, router = self._app.config.audit_log, secrets.token_hex(6)
+        try:
+            if path is not None:
+                self._audit = AuditLog(Path(path), router, time.time)
+                await self._audit.write("router.start", "done", actor="router")
+        except AuditError as error:
+            message = f"audit_log: {error}"
+            raise ConfigError(message) from None
+        await self._scopes.heard()
+        run = supervise("scopes", self._scopes.run)
+        self._task = asyncio.create_task(run, name="scopes")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._audit is not None:
+            self._audit.close()
+
+    def routes(self) -> dict[str, Mapping[str, Handler]]:
+        """Return what the operator's listener answers besides."""
+        app = self._app
+        parts = ScopeAdminParts(
+            epochs=self._scopes, fleet=app.fleet, pool=app.pool, audit=self._audit
+        )
+        return ScopeAdmin(parts).routes()
+
+    def _identities(self) -> set[ModelIdentity]:
+        registered = self._app.reader.replicas().values()
+        announced = {state.record.identity for state in registered}
+        return announced | self._app.chooser.outlook.identities()
+
+    def _forget(self, scopes: Collection[str]) -> Forgotten:
+        return Forgotten(roots=self._app.chooser.outlook.forget(scopes))

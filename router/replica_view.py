@@ -1,0 +1,256 @@
+"""What the operator's paths show of the fleet and of the router: all from memory, made when asked.
+
+``warmroute replicas`` and ``warmroute doctor`` decode the same structs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, structs
+
+from router.trust import TrustRow
+from state.client import redact
+from state.facts import key_check
+from state.model import ReplicaFacts, ReplicaLoad, Rung
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from router.config import Config
+    from router.fleet import FleetTable, Member
+    from router.health import Health
+    from router.trace import DecisionTrace
+    from state.lease import LeaseBook
+    from state.model import ReplicaId, ReplicaRecord
+    from state.secret import ChainKeys
+    from state.store import FleetReader
+
+RECENT_DECISIONS: Final = 200
+
+
+class ReplicaView(Struct, frozen=True, kw_only=True):
+    """One replica as this router knows it. None: not known.
+
+    ``registered``: a sidecar vouches for it, and ``facts`` is what that one detected. ``same_keys``
+    tells whether the sidecar's block ids are those of this router. ``trust`` has a row for each
+    model and kind of prediction.
+    """
+
+    replica: str
+    endpoint: str
+    up: bool
+    draining: bool
+    registered: bool = False
+    has_events: bool
+    can_fetch: bool
+    models: tuple[str, ...]
+    inflight: int
+    inflight_elsewhere: int
+    load: ReplicaLoad | None
+    resident_blocks: int
+    capacity_tokens: int | None
+    rank: int | None = None
+    generation: str | None = None
+    page_tokens: int | None = None
+    block_tokens: int | None = None
+    same_keys: bool | None = None
+    trust: tuple[TrustRow, ...] = ()
+    facts: ReplicaFacts | None = None
+
+
+class ModelView(Struct, frozen=True, kw_only=True):
+    """How this router reads the prompts of one model; see ``router.config.ModelSettings``.
+
+    ``digest`` names the tokenizer and template that were loaded.
+    """
+
+    name: str
+    tokenizer: str | None = None
+    digest: str | None = None
+    tokens: str | None = None
+
+
+class RequestCounts(Struct, frozen=True, kw_only=True):
+    """The last requests by what was known of them, at most ``RECENT_DECISIONS``.
+
+    ``unroutable`` counts, by reason, those whose prefix could not be computed; ``inexact`` those
+    known by their bytes; ``short`` those with fewer tokens than a block; ``salted`` those with a
+    cache salt. ``answered`` counts, by replica, those that ended well, ``unreported`` those of them
+    whose engine did not tell what it found in its cache.
+    """
+
+    requests: int = 0
+    unroutable: dict[str, int] = {}
+    inexact: int = 0
+    short: int = 0
+    salted: int = 0
+    answered: dict[str, int] = {}
+    unreported: dict[str, int] = {}
+
+
+class RouterView(Struct, frozen=True, kw_only=True):
+    """The router itself. ``state`` is the store's URL without credentials, None for its own one.
+
+    ``listen`` is where clients reach it.
+    """
+
+    rung: Rung
+    state_age_s: float
+    state: str | None
+    lookup: str
+    policy: str
+    models: tuple[ModelView, ...] = ()
+    default_tokens: str = ""
+    has_tenants: bool = False
+    listen: str | None = None
+    recent: RequestCounts = RequestCounts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewParts:
+    """What the views are made of; ``digests`` names the tokenizer of each model that has one."""
+
+    config: Config
+    digests: Callable[[], Mapping[str, str]]
+    reader: FleetReader
+    fleet: FleetTable
+    health: Health
+    leases: LeaseBook
+    trace: DecisionTrace
+    keys: ChainKeys
+    facts: Callable[[], Mapping[ReplicaId, ReplicaFacts]]
+    holdings: Callable[[], Mapping[ReplicaId, int]]
+    trust: Callable[[], Sequence[TrustRow]]
+
+
+class FleetView:
+    """Makes the views; costs a request nothing."""
+
+    def __init__(self, parts: ViewParts) -> None:
+        self._parts = parts
+        self._key_check = key_check(parts.keys)
+        self.listen: str | None = None
+        """Where clients reach the router, once it listens."""
+
+    def replicas(self) -> list[ReplicaView]:
+        """Return every replica, in the order of the fleet."""
+        parts = self._parts
+        holdings, facts = parts.holdings(), parts.facts()
+        registered = parts.reader.replicas()
+        trust: dict[ReplicaId, list[TrustRow]] = {}
+        for row in parts.trust():
+            if row.replica is not None:
+                trust.setdefault(row.replica, []).append(row)
+        return [
+            self._replica(
+                member,
+                holdings.get(name, 0),
+                registered[name].record if name in registered else None,
+                facts.get(name),
+                tuple(trust.get(name, ())),
+            )
+            for name, member in parts.fleet.members().items()
+        ]
+
+    def _replica(
+        self,
+        member: Member,
+        resident_blocks: int,
+        record: ReplicaRecord | None,
+        facts: ReplicaFacts | None,
+        trust: tuple[TrustRow, ...],
+    ) -> ReplicaView:
+        parts = self._parts
+        foreign = parts.reader.foreign_leases().get(member.replica)
+        identity = member.identity
+        return ReplicaView(
+            replica=member.replica,
+            endpoint=f"http://{member.endpoint.authority}",
+            up=parts.health.is_up(member.replica),
+            draining=member.is_draining,
+            registered=member.is_registered,
+            has_events=member.has_events,
+            can_fetch=member.can_fetch,
+            models=tuple(sorted(parts.fleet.served(member, parts.health))),
+            inflight=parts.leases.inflight(member.replica),
+            inflight_elsewhere=foreign.inflight if foreign is not None else 0,
+            load=member.load,
+            resident_blocks=resident_blocks,
+            capacity_tokens=member.capacity_tokens,
+            rank=member.rank,
+            generation=record.generation if record is not None else None,
+            page_tokens=record.page_tokens if record is not None else None,
+            block_tokens=identity.block_tokens if identity is not None else None,
+            same_keys=facts.key_check == self._key_check if facts is not None else None,
+            trust=trust,
+            facts=structs.replace(facts, key_check="") if facts is not None else None,
+        )
+
+    def router(self) -> RouterView:
+        """Return what the router is told, and how good its knowledge is."""
+        parts = self._parts
+        config = parts.config
+        rung, age_s = parts.reader.freshness()
+        return RouterView(
+            rung=rung,
+            state_age_s=round(age_s, 3),
+            state=redact(config.state.redis) if config.state.redis else None,
+            lookup=config.state.lookup,
+            policy=str(type(config.policy).__struct_config__.tag),
+            models=tuple(self._models()),
+            default_tokens=config.tokens.source,
+            has_tenants=bool(config.tenants),
+            listen=self.listen,
+            recent=self._recent(),
+        )
+
+    def _models(self) -> list[ModelView]:
+        parts = self._parts
+        configured = {model.name: model for model in parts.config.models}
+        digests = parts.digests()
+        shown = []
+        for name in sorted({*configured, *digests}):
+            model = configured.get(name)
+            shown.append(
+                ModelView(
+                    name=name,
+                    tokenizer=model.tokenizer if model is not None else None,
+                    digest=digests.get(name),
+                    tokens=model.tokens if model is not None else None,
+                )
+            )
+        return shown
+
+    def _recent(self) -> RequestCounts:
+        unroutable: Counter[str] = Counter()
+        answered: Counter[str] = Counter()
+        unreported: Counter[str] = Counter()
+        requests = inexact = short = salted = 0
+        members = self._parts.fleet.members().values()
+        blocks = [m.identity.block_tokens for m in members if m.identity is not None]
+        least_block = min(blocks, default=0)
+        for record in self._parts.trace.latest(RECENT_DECISIONS):
+            requests += 1
+            if record.attempts and record.status == HTTPStatus.OK:
+                replica = record.attempts[-1].decision.replica
+                answered[replica] += 1
+                unreported[replica] += record.reported_cached_tokens is None
+            if record.unroutable is not None:
+                unroutable[str(record.unroutable)] += 1
+                continue
+            inexact += not record.is_exact
+            salted += record.is_salted
+            short += record.prompt_tokens < least_block
+        return RequestCounts(
+            requests=requests,
+            unroutable=dict(unroutable),
+            inexact=inexact,
+            short=short,
+            salted=salted,
+            answered=dict(answered),
+            unreported=dict(unreported),
+        )

@@ -1,0 +1,125 @@
+"""Tenants: who may ask, and with whom they share cached prefixes.
+
+A request belongs to the tenant whose API key it brings, and to nobody else: no header, no field of
+a body and no path says anything about it. A tenant's *scope* is what decides which prefixes it may
+meet: its own, or that of a group which the operator named. Keys are known by their SHA-256.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Final, Protocol
+
+from msgspec import Meta, Struct
+
+from state.model import NAME_PATTERN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+OWN_SCOPE: Final = "tenant"
+"""A ``share`` that means: with nobody."""
+
+Label = Annotated[
+    str,
+    Meta(
+        pattern=NAME_PATTERN,
+        description="a name of up to 128 letters, digits and . _ : @ - without a sign in front",
+    ),
+]
+Sha256Hex = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[0-9a-f]{64}\Z",
+        description="the SHA-256 of an API key in 64 lower-case hex digits",
+    ),
+]
+Instant = Annotated[datetime, Meta(tz=True, description="an RFC 3339 instant with its offset")]
+
+
+class KeyDigest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One API key by the SHA-256 of its bytes; from ``until`` on it is unknown."""
+
+    digest: Sha256Hex
+    until: Instant | None = None
+
+
+class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tenant of the configuration.
+
+    ``key_digests``: several while keys are changed. ``share``: ``tenant`` for prefixes of its own,
+    or one of the configured ``groups``, whose tenants meet each other's. ``receipts``: answers have
+    x-warmroute-* headers, which tell what is cached.
+    """
+
+    name: Label
+    key_digests: Annotated[tuple[Sha256Hex | KeyDigest, ...], Meta(min_length=1)]
+    share: Label = OWN_SCOPE
+    receipts: bool = False
+
+
+class Tenant(Struct, frozen=True, kw_only=True):
+    """A tenant as requests know it. ``scope`` is the same for those that share prefixes."""
+
+    name: str
+    scope: str
+    receipts: bool = False
+
+
+class Epochs(Protocol):
+    """Which life of a scope's prefixes is the present one.
+
+    Another epoch makes another salt, and nothing that was cached before is found any more. Asked
+    once for each request: answered from memory, without a wait.
+    """
+
+    def of(self, scope: str) -> str:
+        """Return the present epoch of ``scope``; empty for the first one."""
+        ...
+
+
+class FirstEpoch:
+    """Epochs of a deployment in which no scope was ever renewed."""
+
+    def of(self, scope: str) -> str:  # noqa: ARG002 - all scopes are in their first one
+        """Return the empty epoch."""
+        return ""
+
+
+def tenant_of(settings: TenantSettings) -> Tenant:
+    """Return the tenant that ``settings`` describe."""
+    kind = "tenant" if settings.share == OWN_SCOPE else "group"
+    named = settings.name if settings.share == OWN_SCOPE else settings.share
+    return Tenant(
+        name=settings.name,
+        scope=f"{kind}:{named}",
+        receipts=settings.receipts,
+    )
+
+
+def keys_of(settings: TenantSettings) -> Iterator[KeyDigest]:
+    """Yield the tenant's keys, also those that were written as a digest alone."""
+    for key in settings.key_digests:
+        yield key if isinstance(key, KeyDigest) else KeyDigest(digest=key)
+
+
+def tenant_fault(tenants: Sequence[TenantSettings], groups: Sequence[str]) -> str | None:
+    """Return what is wrong with the tenants that types cannot say, naming the key; else None."""
+    for index, group in enumerate(groups):
+        if group == OWN_SCOPE or group in groups[:index]:
+            return f"groups[{index}]: expected another name than {group!r}"
+    names: set[str] = set()
+    owners: dict[str, int] = {}
+    for index, tenant in enumerate(tenants):
+        at = f"tenants[{index}]"
+        if tenant.name in names:
+            return f"{at}.name: {tenant.name!r} occurs twice; give each tenant its own name"
+        names.add(tenant.name)
+        if tenant.share != OWN_SCOPE and tenant.share not in groups:
+            return f"{at}.share: expected {OWN_SCOPE!r} or one of groups, got {tenant.share!r}"
+        for number, key in enumerate(keys_of(tenant)):
+            if key.digest in owners:
+                owner = f"tenants[{owners[key.digest]}]"
+                return f"{at}.key_digests[{number}]: expected one that is nobody's, {owner} has it"
+            owners[key.digest] = index
+    return None

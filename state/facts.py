@@ -1,0 +1,96 @@
+"""What sidecars detected of their engines, as it goes through the shared state to the routers.
+
+Facts are for people: they have a key of their own beside a replica's record, so that no decision
+waits for them and no record changes with them. A reader fetches them in the background, and what it
+reads is untrusted: a value that is not exactly of the expected shape is left out and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from state.client import read_value
+from state.model import ReplicaFacts
+from state.prefix import block_id
+from state.schema import MAX_VALUE_BYTES, ReplicaKeys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from state.client import Client
+    from state.model import ReplicaId
+    from state.secret import ChainKeys
+
+CHECK_BYTES: Final = 4
+"""Enough to tell two keys apart, far too little to find one."""
+READ_INTERVAL_S: Final = 1.0
+_READ_CHUNK: Final = 64
+_CHECK_SCOPE: Final = "key check"
+_CHECK_TEXT: Final = b"warmroute key check"
+_decoder = msgspec.json.Decoder(ReplicaFacts)
+
+
+def key_check(keys: ChainKeys) -> str:
+    """Return what tells whether two processes derive the same ids: equal for equal keys."""
+    return block_id(_CHECK_TEXT, keys.of(_CHECK_SCOPE))[:CHECK_BYTES].hex()
+
+
+def encode_facts(facts: ReplicaFacts) -> bytes:
+    """Return the stored form of facts."""
+    return msgspec.json.encode(facts)
+
+
+def decode_facts(value: bytes) -> ReplicaFacts | None:
+    """Return the facts; None when they are malformed."""
+    try:
+        return _decoder.decode(value) if len(value) <= MAX_VALUE_BYTES else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+class FactsBoard:
+    """The newest facts of each replica, read in rounds; what did not change costs little."""
+
+    def __init__(self) -> None:
+        self._known: dict[ReplicaId, tuple[bytes, ReplicaFacts | None]] = {}
+        self._view: Mapping[ReplicaId, ReplicaFacts] = MappingProxyType({})
+        self.malformed_values = 0
+
+    def __call__(self) -> Mapping[ReplicaId, ReplicaFacts]:
+        """Return what the last round read; the mapping does not change."""
+        return self._view
+
+    async def read(self, client: Client, replicas: Iterable[ReplicaId]) -> None:
+        """Read the facts of ``replicas`` once; raises what the store answers."""
+        known: dict[ReplicaId, tuple[bytes, ReplicaFacts | None]] = {}
+        listed = list(replicas)
+        for start in range(0, len(listed), _READ_CHUNK):
+            names = listed[start : start + _READ_CHUNK]
+            pipeline = client.pipeline(transaction=False)
+            for name in names:
+                pipeline.execute_command("GET", ReplicaKeys(name).facts)
+            replies = await pipeline.execute(raise_on_error=False)
+            for name, reply in zip(names, replies, strict=True):
+                value = read_value(reply)
+                if value is not None:
+                    known[name] = self._decoded(name, value)
+        self._known = known
+        told = {name: facts for name, (_, facts) in known.items() if facts is not None}
+        self._view = MappingProxyType(told)
+
+    async def follow(self, client: Client, replicas: Iterable[ReplicaId]) -> None:
+        """Do one round, then rest."""
+        await self.read(client, replicas)
+        await asyncio.sleep(READ_INTERVAL_S)
+
+    def _decoded(self, replica: ReplicaId, value: bytes) -> tuple[bytes, ReplicaFacts | None]:
+        before = self._known.get(replica)
+        if before is not None and before[0] == value:
+            return before
+        facts = decode_facts(value)
+        self.malformed_values += facts is None
+        return value, facts

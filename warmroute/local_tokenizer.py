@@ -1,0 +1,134 @@
+"""Tokenizers of engines on this host: their model's own directory, used while it is proved right.
+
+An engine on a loopback address that names a local directory as its model's root has the files that
+this router would have been given by hand. It may run with another template than the directory's, so
+a sample chat must have the same tokens here and at every engine that serves the model and can tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import msgspec
+
+from prompt.codec import load_codec
+from prompt.model import CodecLoadError, UnroutablePromptError
+from prompt.question import TOKENIZE_PATH, WrongAnswerError, tokenized
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from prompt.codec import Codec
+    from prompt.reader import PromptReader
+    from router.config import Config
+    from state.model import ReplicaId
+    from warmroute.engine_look import EngineLook
+
+TOKENIZE_S: Final = 10.0
+MAX_ANSWER_BYTES: Final = 1 << 20
+SAMPLE: Final[list[dict[str, Any]]] = [
+    {"role": "system", "content": "You answer briefly."},
+    {"role": "user", "content": "Naïve café №5: 1,234 €?\n\n\tdef f(x):\n        return x  # 🦙"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "And <b>why</b>?"},
+]
+"""A chat that shows most ways in which tokenizers and templates differ."""
+_log = logging.getLogger("warmroute.attend")
+
+
+class LocalTokenizers:
+    """The directories that engines on this host named, and which of them are in use."""
+
+    def __init__(self, config: Config, prompts: PromptReader) -> None:
+        self._prompts = prompts
+        self._given = {model.name for model in config.models}
+        self._is_wanted = config.tokens.source == "engine"
+        self._loaded: dict[Path, Codec | None] = {}
+        self._known: dict[str, tuple[Path, Codec]] = {}
+        self._verdicts: dict[str, dict[ReplicaId, bool]] = {}
+        self._used: set[str] = set()
+
+    def directory(self, model: str) -> Path | None:
+        """Return the directory that prompts of ``model`` are read with, if it was found here."""
+        return self._known[model][0] if model in self._used else None
+
+    async def consider(
+        self, replica: ReplicaId, look: EngineLook, endpoint: str, api_key: str | None
+    ) -> None:
+        """Use what ``replica`` names, and give up what gives other tokens than it does."""
+        for model in look.base_models if self._is_wanted else ():
+            if model in self._given:
+                continue
+            if model not in self._known and look.root is not None:
+                codec = await self._load(look.root)
+                if codec is not None:
+                    self._known[model] = (look.root, codec)
+            if model in self._known:
+                verdict = await _gives_same(self._known[model][1], model, endpoint, api_key)
+                self._judge(model, replica, verdict=verdict)
+
+    async def _load(self, directory: Path) -> Codec | None:
+        if directory not in self._loaded:
+            try:
+                self._loaded[directory] = await asyncio.to_thread(load_codec, directory)
+            except CodecLoadError:
+                self._loaded[directory] = None
+        return self._loaded[directory]
+
+    def _judge(self, model: str, replica: ReplicaId, *, verdict: bool | None) -> None:
+        """Use the directory of ``model`` while somebody confirms it, and nobody differs."""
+        verdicts = self._verdicts.setdefault(model, {})
+        if verdict is None:
+            return  # it says nothing: what it said before holds
+        verdicts[replica] = verdict
+        is_right = all(verdicts.values())
+        directory, codec = self._known[model]
+        if is_right and model not in self._used:
+            self._used.add(model)
+            self._prompts.adopt(model, codec)
+        elif not is_right and not verdict:
+            if model in self._used or len(verdicts) == 1:
+                _log.warning(
+                    "the tokens of %s are not those of replica %s: not used", directory, replica
+                )
+            self._used.discard(model)
+            self._prompts.adopt(model, None)
+
+
+async def _gives_same(codec: Codec, model: str, endpoint: str, api_key: str | None) -> bool | None:
+    """Return whether the engine's tokens of the sample are ours; None when it does not tell."""
+    theirs = await _engine_tokens(model, endpoint, api_key)
+    if theirs is None:
+        return None
+    try:
+        ours = await asyncio.to_thread(codec.chat_tokens, SAMPLE, None, options={})
+    except UnroutablePromptError:
+        return False
+    return ours == theirs
+
+
+async def _engine_tokens(model: str, endpoint: str, api_key: str | None) -> bytes | None:
+    headers = {"Content-Type": "application/json"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    body = {"model": model, "messages": SAMPLE, "add_generation_prompt": True}
+    timeout = aiohttp.ClientTimeout(total=TOKENIZE_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, trust_env=False) as http,
+            http.post(
+                endpoint + TOKENIZE_PATH,
+                data=msgspec.json.encode(body),
+                headers=headers,
+                allow_redirects=False,
+            ) as answer,
+        ):
+            if answer.status != HTTPStatus.OK:
+                return None
+            return tokenized(await answer.content.read(MAX_ANSWER_BYTES))
+    except (aiohttp.ClientError, TimeoutError, OSError, WrongAnswerError):
+        return None
