@@ -165,6 +165,7 @@ class ChatTemplate:
             raise CodecLoadError(message) from error
         self._special_tokens = dict(special_tokens)
         self._knows_developers = '"developer"' in source or "'developer'" in source
+        self._names_content = "content" in source
         self.is_structured: Final = iterates_over_content(syntax)
         self.sensitive_texts: Final = sensitive_texts(syntax)
         self.variables: Final = frozenset(jinja2.meta.find_undeclared_variables(syntax))
@@ -255,6 +256,9 @@ class ChatTemplate:
 
     def _continued(self, conversation: list[dict[str, Any]], variables: dict[str, object]) -> str:
         """Render with a mark after the final message and cut there."""
+        if not self._names_content:
+            detail = "continue_final_message, and the template does not name the content"
+            raise TemplateFailureError(detail)
         final = conversation[-1]
         target = final
         key = "content"

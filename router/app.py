@@ -27,6 +27,7 @@ from prompt.model import CodecLoadError
 from prompt.reader import PromptReader
 from router.admin import Admin, AdminParts, admin_routes, client_routes
 from router.allocator import keep_large_blocks
+from router.billing import open_billing
 from router.chooser import Chooser, Knowledge
 from router.config import ConfigError
 from router.decision_log import open_decision_log
@@ -135,6 +136,7 @@ class App:
         self.tokens = self._build_tokens(jitter)
         self.hold = self._build_hold()
         self.lifecycle: Lifecycle | None = None
+        self.billing = open_billing(config, self.metrics.registry) if config.tenants else None
         self.chooser = self._build_chooser(seed)
         self.proxy = Proxy(
             ProxyParts(
@@ -156,6 +158,7 @@ class App:
                 hold=self.hold,
                 feedback=self.feedback,
                 gate=self.gate,
+                billing=self.billing,
             )
         )
         self.view = self._build_view()

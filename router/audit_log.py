@@ -151,7 +151,11 @@ class AuditLog:
         if not stat.S_ISREG(kept.st_mode):
             message = "expected a regular file"
             raise AuditError(message)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = "expected a file that no other process writes"
+            raise AuditError(message) from None
         os.fchmod(self._fd, MODE)
         return kept.st_size
 

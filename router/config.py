@@ -16,6 +16,7 @@ from policies.expected_ttft import ExpectedTtft
 from policies.hold import HoldSettings
 from policies.hot import HotSettings
 from policies.union import AnyPolicy
+from router.billing_setting import BillingSettings
 from router.decision_log import DecisionLogSettings
 from router.expected import explained
 from router.kv_source import KvTransferSettings
@@ -200,6 +201,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     deployment_key_file: str | None = None
     tenants_state_file: str | None = None
     audit_log: str | None = None
+    billing: BillingSettings = BillingSettings()
     decisions_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
     decisions: DecisionLogSettings = DecisionLogSettings()
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None

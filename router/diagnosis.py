@@ -37,6 +37,8 @@ ENDED_KEPT: Final = 64
 PAST_KEPT: Final = 4_096
 LOG_PAUSE_S: Final = 60.0
 """What begins again so soon after it ended is shown and not logged."""
+NEWEST: Final = 12
+"""Of the recent requests, those whose ratios are compared: older ones may have been right."""
 EVEN_OCTAVES: Final = 0.25
 """How far ratios may spread, as a standard deviation, and be one constant."""
 RATIO_OCTAVES: Final = 0.5
@@ -82,7 +84,7 @@ _GENERAL: Final = frozenset({Kind.LOW_PRECISION, Kind.MISSING_EVENTS})
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """The numbers behind a diagnosis, as it began or as they are now.
+    """The numbers behind a diagnosis as it began; ``/admin/trust`` has those of now.
 
     ``requests`` and ``hits`` are decayed numbers of requests: with a prediction, with cached tokens
     reported. ``precision`` and ``recall`` are shares of tokens, ``other_lengths`` is the share of
@@ -281,7 +283,7 @@ def _is_constant(recent: Sequence[Recent]) -> bool:
         (math.log2(one.reach_tokens), math.log2(one.reported_tokens))
         for one in recent
         if one.reach_tokens and one.reported_tokens
-    ]
+    ][-NEWEST:]
     if len(pairs) < MIN_REQUESTS:
         return False
     mean, spread = _mean_and_spread([reported - predicted for predicted, reported in pairs])

@@ -89,6 +89,7 @@ class ScopeEpochs:
     ) -> None:
         self._secret = secret
         self._file = file
+        self.state_url = state_url
         self._settings = RedisSettings(
             url=state_url,
             command_timeout_s=_STORE_TIMEOUT_S,
@@ -170,6 +171,10 @@ class ScopeEpochs:
         if self.view is not None and digests:
             self._local = self.view.forget(digests)
         self._changes.set()
+
+    def live_digests(self, scope: str) -> list[str]:
+        """Return the scopes of the chains of each epoch that lives."""
+        return [self._digest(scope, name) for name in self.book.epoch(scope).live_names]
 
     def _digest(self, scope: str, name: str) -> str:
         """Return the scope of the chains of one epoch, as replicas and the index know it."""

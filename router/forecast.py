@@ -67,8 +67,8 @@ def promised_tokens(routed: Routed | None, replica: ReplicaId) -> int | None:
 def credited(warmth: Warmth, credit: float) -> Warmth:
     """Return the part of ``warmth`` that counts; what this router sent there stays a fact."""
     return Warmth(
-        int(warmth.cached_tokens * credit),
-        int(warmth.pending_tokens * credit),
-        int(warmth.lower_tier_tokens * credit),
+        round(warmth.cached_tokens * credit),
+        round(warmth.pending_tokens * credit),
+        round(warmth.lower_tier_tokens * credit),
         warmth.placed_tokens,
     )

@@ -6,10 +6,12 @@ import asyncio
 import logging
 import secrets
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from router.audit_log import AuditError, AuditLog
+from router.billing import BILLING_PATH
 from router.config import ConfigError
 from router.epoch import Forgotten, View
 from router.scope_admin import ScopeAdmin, ScopeAdminParts
@@ -37,7 +39,7 @@ class Lifecycle:
         self._app = app
         self._scopes = scopes
         self._audit: AuditLog | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         scopes.view = View(
             replicas=app.reader.replicas, identities=self._identities, forget=self._forget
         )
@@ -52,8 +54,14 @@ class Lifecycle:
             message = f"audit_log: {error}"
             raise ConfigError(message) from None
         await self._scopes.heard()
-        run = supervise("scopes", self._scopes.run)
-        self._task = asyncio.create_task(run, name="scopes")
+        app, loops = self._app, {"scopes": self._scopes.run}
+        if app.billing is not None:
+            loops["billing"] = partial(
+                app.billing.run, app.reader, self._scopes, self._identities, self._scopes.state_url
+            )
+        self._tasks = [
+            asyncio.create_task(supervise(name, run), name=name) for name, run in loops.items()
+        ]
         return self
 
     async def __aexit__(
@@ -62,9 +70,9 @@ class Lifecycle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._audit is not None:
             self._audit.close()
 
@@ -74,7 +82,10 @@ class Lifecycle:
         parts = ScopeAdminParts(
             epochs=self._scopes, fleet=app.fleet, pool=app.pool, audit=self._audit
         )
-        return ScopeAdmin(parts).routes()
+        routes = ScopeAdmin(parts).routes()
+        if app.billing is not None:
+            routes[BILLING_PATH] = {"GET": app.billing.answer}
+        return routes
 
     def _identities(self) -> set[ModelIdentity]:
         registered = self._app.reader.replicas().values()

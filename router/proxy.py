@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from policies.model import Decision
     from prompt.reader import PromptReader
+    from router.billing import Billing
     from router.chooser import Choice, Chooser, Routed
     from router.client import Answer
     from router.config import Config
@@ -87,6 +88,7 @@ class ProxyParts:
     hold: Hold | None = None
     feedback: Feedback | None = None
     gate: Gate | None = None
+    billing: Billing | None = None
 
 
 class _NamesModel(Struct, frozen=True):
@@ -352,6 +354,8 @@ class Proxy:
         record = record_of(parts, call, usage)
         parts.trace.add(record)
         parts.metrics.finished(record)
+        if parts.billing is not None:
+            parts.billing.add(record)
         if parts.feedback is not None:
             parts.feedback.note(call, usage, record.tenant)
         if routed is not None and parts.decisions is not None:

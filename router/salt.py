@@ -79,6 +79,8 @@ class TopKey:
             return None
         index, raw = found[0]
         start, end = spans[index]
+        if len(spans) > 1:  # others may be in its value
+            ((_, raw),) = self._on_top(body, [spans[index]])
         while body[end] in _SPACE:
             end += 1
         return Span(start, end + len(raw), raw)

@@ -11,7 +11,7 @@ A share says something only with enough evidence. For n independent values withi
 is at least q, the probability that their mean is at most p < q is below exp(-n KL(p || q))
 (Hoeffding 1963, theorem 1). A replica is distrusted once that is below ``FALSE_ALARM`` for the
 precision that a healthy one has, and after ``MIN_REQUESTS`` at least. With these values a replica
-that never hits is known after 8 requests, and one that stops to hit after 18, whatever it did
+that never hits is known after 9 requests, and one that stops to hit after 18, whatever it did
 before. One of a hundred predictions that fails is far below all this.
 
 Pure: clock values are passed in, in seconds.
@@ -104,6 +104,7 @@ class Share:
         self._seen_s = 0.0
         self._streak = 0
         self.is_low = False
+        """Judged with every wrong one, and with time: right ones alone lower nothing."""
         self._start_afresh()
 
     def _start_afresh(self) -> None:
@@ -111,23 +112,28 @@ class Share:
 
     def add(self, right_tokens: float, of_tokens: float, now_s: float) -> None:
         """Count one request of which ``right_tokens`` of ``of_tokens`` > 0 were right."""
-        decay = _DECAY * self._aged(now_s)
-        share = right_tokens / of_tokens
+        decay, age_s = _DECAY, now_s - self._seen_s
+        if age_s > 0.0:
+            decay *= 0.5 ** (age_s / HALF_LIFE_S)
+            self._seen_s = now_s
         self._weight = self._weight * decay + 1.0
-        self._right = self._right * decay + share
+        self._right = self._right * decay + right_tokens / of_tokens
         self._of = self._of * decay + of_tokens
         self._right_of = self._right_of * decay + right_tokens
-        self._seen_s = max(now_s, self._seen_s)
-        self._streak = self._streak + 1 if right_tokens >= of_tokens else 0
-        if self.is_low and self._streak >= RECOVERY_HITS:
-            self._start_afresh()
-        self.judge(now_s)
+        if right_tokens < of_tokens:
+            self._streak = 0
+            self.judge(now_s)
+        elif self.is_low:
+            self._streak += 1
+            if self._streak >= RECOVERY_HITS:
+                self._start_afresh()
+            self.judge(now_s)
 
     def judge(self, now_s: float) -> None:
         """Set ``is_low`` as the evidence says."""
         requests, share = self.requests(now_s), self.by_request
         if requests < MIN_REQUESTS or share is None or share >= self._healthy:
-            self.is_low = False
+            self.is_low, self._streak = False, 0
         elif not self.is_low:
             self.is_low = requests * divergence(share, self._healthy) > _NATS
 

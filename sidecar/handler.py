@@ -156,7 +156,7 @@ class WorkerHandlers:
             "object": "model",
             "created": int(self._started_s),
             "owned_by": "warmroute",
-            "root": self._settings.served_name,
+            "root": self._settings.root,
             "parent": None,
             "max_model_len": self._settings.context_tokens,
         }

@@ -31,7 +31,8 @@ class SidecarSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     ``engine`` is ``http://host:port``; ``advertise`` is what routers dial, the same by default.
     ``events`` and ``replay`` are ZMQ endpoints, those of rank 0 where there are data-parallel
-    ``ranks``: the others publish on the ports that follow. ``block_tokens`` is a multiple of the page.
+    ``ranks``: the others publish on the ports that follow. ``block_tokens`` is a multiple of the
+    page.
     ``metrics`` is ``host:port`` (0: any free port). After ``event_silence_s`` an engine that works
     but was never heard is reported.
     """

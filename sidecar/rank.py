@@ -5,9 +5,9 @@ its own. So each is a replica with its own events, generations, capacity and loa
 ``NAME@dpR``. Requests reach it by a header that the router sets (``state.model.ReplicaRecord``).
 What all ranks have in common, the engine's HTTP answers, is asked for once.
 
-How many ranks there are is what the engine's list of publishers says, or ``ranks`` where the event endpoints
-are given. It may change while the engine restarts: then all replicas are taken off, and others
-take their place.
+How many ranks there are is what the engine's list of publishers says, or ``ranks`` where the event
+endpoints are given. It may change while the engine restarts: then all replicas are taken off, and
+others take their place.
 """
 
 from __future__ import annotations

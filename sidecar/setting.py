@@ -108,6 +108,15 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return None
 
     @property
+    def root(self) -> str:
+        """Where the model is from, as engines tell: the directory of its tokenizer, or its name.
+
+        Raises SettingError for a wrong path.
+        """
+        directory = Path(self.tokenizer) if self.tokenizer else self.model_directory
+        return self.served_name if directory is None else str(directory.absolute())
+
+    @property
     def context_tokens(self) -> int:
         """The longest prompt and output together."""
         pool_tokens = (self.pages or DEFAULT_PAGES) * self.page_tokens

@@ -23,6 +23,8 @@ COMMANDS = {
     "worker": ("warmroute.worker", "run the bundled paged-KV worker"),
     "demo": ("warmroute.demo", "compare routing policies on a local fleet, no GPU needed"),
     "replay": ("warmroute.replay", "replay a trace in virtual time or against a live target"),
+    "replicas": ("warmroute.replicas", "show every replica as a router knows it"),
+    "doctor": ("warmroute.doctor", "find out why there are no hits"),
     "explain": ("warmroute.explain", "show why a request went where it went"),
     "calibrate": ("warmroute.calibrate", "fit the step-time model of a live engine"),
     "tune": ("warmroute.tune", "find better policy weights for a trace, in virtual time"),

@@ -113,9 +113,7 @@ def _difference(ours: bytes, theirs: bytes) -> str:
     """Return where two token sequences part, in numbers only."""
     pairs = zip(ours, theirs, strict=False)
     least = min(len(ours), len(theirs))
-    place = (
-        next((at for at, (one, other) in enumerate(pairs) if one != other), least) // TOKEN_BYTES
-    )
+    byte = next((at for at, (one, other) in enumerate(pairs) if one != other), least)
     return (
         f"{len(ours) // TOKEN_BYTES} tokens here, {len(theirs) // TOKEN_BYTES} there, equal up to "
         f"token {byte // TOKEN_BYTES}"

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 from msgspec import structs
 
 from state.client import command_client, run_command
-from state.model import NamespaceId, Tier
+from state.mirror import Mirror
+from state.model import NamespaceId, RouterId, Rung, Tier
 from state.schema import ReplicaKeys, residency_suffix
 from state.scope_book import EpochBook, ended_names
 from state.scope_epoch import VERSION_KEY, EpochCodec, ScopeEpoch
 from state.scope_purge import PORTION_BLOCKS, purge_namespaces
 from support.fleet_state import A, B, batch, block, blocks, record
+from support.state_backend import FAST_ROUNDS
+from support.valkey import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -257,6 +262,43 @@ async def test_a_purge_takes_one_scope_out_of_the_store_and_of_every_mirror(
         found = await redis.overlap(reader, blocks(1, 2, 3))
         assert found[A].gpu_blocks == 3
     assert (await purge_namespaces(client, (A, B), {doomed})).keys == 0
+
+
+async def test_a_view_is_not_live_before_the_epochs_were_read(own_server: ValkeyProcess) -> None:
+    """S-10: after an outage, too: whoever was cut off knows of a deletion first."""
+    gate = asyncio.Event()
+    gate.set()
+    reads = 0
+
+    async def read_first(_: Client) -> None:
+        nonlocal reads
+        reads += 1
+        await gate.wait()
+
+    timing = structs.replace(FAST_ROUNDS, stale_after_s=0.1, live_after_s=0.0)
+    mirror = Mirror(
+        own_server.settings,
+        RouterId("r"),
+        clock=time.monotonic,
+        rng=Random(1),
+        timing=timing,
+    )
+    mirror.read_first = read_first
+    async with mirror:
+        await eventually(lambda: mirror.freshness()[0] is Rung.LIVE)
+        gate.clear()
+        await eventually(lambda: mirror.freshness()[0] is Rung.STALE)
+        own_server.kill()
+        gate.set()
+        await asyncio.sleep(0.05)
+        gate.clear()
+        own_server.start()
+        before = reads
+        await eventually(lambda: reads > before)
+        await asyncio.sleep(0.2)
+        assert mirror.freshness()[0] is Rung.STALE
+        gate.set()
+        await eventually(lambda: mirror.freshness()[0] is Rung.LIVE)
 
 
 def test_only_an_agreed_epoch_is_stored_and_any_agreed_one_is_later_than_our_own() -> None:

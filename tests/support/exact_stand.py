@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ from support.exact_template import STYLED
 from support.vllm import MODEL, PAGE_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
     from support.vllm_stand import Stand
@@ -34,12 +35,24 @@ class Heard(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     record: Mapping[str, Any]
 
+    def __str__(self) -> str:
+        [*_, last] = self.record["attempts"]
+        return (
+            f"{self.status}, predicted {self.predicted_tokens} of {self.record['prompt_tokens']}, "
+            f"found {self.cached_tokens} of {self.prompt_tokens}, {self.record['unroutable']}, "
+            f"{last['decision']}"
+        )
+
     @property
     def is_right(self) -> bool:
-        """Whether prediction and report are the same, of a prompt that was read as it is."""
+        """Whether prediction and report are the same pages, of a prompt that was read as it is.
+
+        Of a prompt of whole pages that are all there, a router leaves one token, an engine a page.
+        """
         is_known = self.record["is_exact"] and self.record["unroutable"] is None
         is_counted = self.record["prompt_tokens"] == self.prompt_tokens
-        return is_known and is_counted and self.predicted_tokens == self.cached_tokens
+        predicted_pages = self.predicted_tokens // PAGE_TOKENS
+        return is_known and is_counted and predicted_pages == self.cached_tokens // PAGE_TOKENS
 
     @property
     def is_refused(self) -> bool:
@@ -102,5 +115,5 @@ async def wrong_cases(stand: Stand, asked: Iterable[tuple[str, str]]) -> tuple[l
             continue
         expected = max(0, second.prompt_tokens - 1) // PAGE_TOKENS * PAGE_TOKENS
         if not (first.is_right and second.is_right and second.cached_tokens == expected):
-            wrong.append(f"{case}, {style}: {first} {second}")
+            wrong.append(f"{case}, {style}, {expected} expected:\n  {first}\n  {second}")
     return wrong, refused

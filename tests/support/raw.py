@@ -233,9 +233,13 @@ class RawClient:
     writer: asyncio.StreamWriter
 
     @classmethod
-    async def connect(cls, port: int, limit_bytes: int = 2**26) -> RawClient:
-        """Connect to the front."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit_bytes)
+    async def connect(
+        cls, port: int, limit_bytes: int = 2**26, address: str = "127.0.0.1"
+    ) -> RawClient:
+        """Connect to the front, from ``address``."""
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, limit=limit_bytes, local_addr=(address, 0)
+        )
         return cls(reader, writer)
 
     def send(self, data: bytes) -> None:

@@ -98,9 +98,7 @@ def test_each_cause_is_told_by_its_own_signature_and_by_no_other(
 
 
 @pytest.mark.parametrize(("kind", "most"), [(Kind.NO_HITS, 20), (Kind.PROMPT_MISMATCH, 20)])
-def test_a_total_failure_is_named_within_twenty_requests(
-    loop: Loop, kind: Kind, most: int
-) -> None:
+def test_a_total_failure_is_named_within_twenty_requests(loop: Loop, kind: Kind, most: int) -> None:
     """A77: after 10,000 good ones."""
     loop.tell(hits(10_000))
     faults = broken(kind)

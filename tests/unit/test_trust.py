@@ -68,9 +68,7 @@ def test_what_the_engine_does_not_report_is_never_counted() -> None:
         (Observation(640, 640, 576), 0.9),
     ],
 )
-def test_one_block_is_tolerated_and_a_whole_miss_never(
-    seen: Observation, precision: float
-) -> None:
+def test_one_block_is_tolerated_and_a_whole_miss_never(seen: Observation, precision: float) -> None:
     """Where blocks are larger than pages; a prompt of one block that is not found is a miss."""
     assert book_of(seen).precision.by_token == precision
 

@@ -94,7 +94,8 @@ class Engine:
         raw = await self.answer(
             TOKENIZE_PATH, {**json.loads(question.body), "chat_template": source}
         )
-        return None if raw is None else tokenized(raw)
+        is_empty = raw is None or not json.loads(raw)["tokens"]
+        return None if raw is None or is_empty else tokenized(raw)
 
     async def text(self, packed: bytes) -> str:
         """Return the text of ids, special tokens and all."""
@@ -117,7 +118,7 @@ async def compared(
             expected = await engine.prompt(body, source)
             digests[case] = None if expected is None else digest_of(await engine.text(expected))
             read = await reader.read(CHAT_PATH, json.dumps(body).encode())
-            ours = [tokens.packed for tokens in read.prompts]
+            ours = [tokens.packed for tokens in read.prompts if tokens.packed]
             if ours != ([] if expected is None else [expected]):
                 wrong.append(f"{case}: {read.unroutable}")
             if await engine.tokenized(body, source) != expected:
@@ -130,8 +131,8 @@ async def test_chats_have_the_prompts_of_the_engine_and_those_that_are_on_record
     styled: Stand, tmp_path: Path, name: str
 ) -> None:
     wrong, digests = await compared(styled, tmp_path / "model", TEMPLATES[name])
-    assert wrong == []
-    assert digests == known_answers()[name], json.dumps(digests)
+    assert not wrong, "\n".join(wrong)
+    assert digests == known_answers().get(name), json.dumps(digests)
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -140,13 +141,13 @@ async def test_chats_have_the_prompts_of_the_engine_with_templates_of_models(
 ) -> None:
     source = data_file(f"tokenizers/chat_templates/{name}.jinja").read_text()
     wrong, digests = await compared(styled, tmp_path / "model", source)
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
     assert sum(digest is not None for digest in digests.values()) > len(CASES) // 3
 
 
 async def test_every_kind_of_chat_is_predicted_to_the_page(styled: Stand) -> None:
     wrong, refused = await wrong_cases(styled, product(CASES, STYLES))
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
     assert 0 < refused < len(CASES)
 
 

@@ -1,0 +1,325 @@
+"""The closed loop in one process: what reports do to the next decisions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from policies.expected_ttft import ExpectedTtft
+from policies.model import Decision, ReplicaView
+from router.diagnosis import Kind
+from router.forecast import credits_of, promised_tokens
+from router.trust import RECOVERY_HITS, BookKey, Ground
+from state.lease import Outcome
+from state.model import Tier
+from support.closed_loop import PAGE_TOKENS, A, B, ClosedLoop
+
+if TYPE_CHECKING:
+    from router.chooser import Choice
+    from router.trust import TrustRow
+
+BLOCK = 64
+PROMPT = range(1_280)
+
+
+@pytest.fixture
+async def loop() -> ClosedLoop:
+    """Two replicas, of which the first holds the prompt."""
+    made = ClosedLoop(ExpectedTtft())
+    await made.begin(A, B)
+    await made.hold(A, PROMPT)
+    return made
+
+
+def longer(number: int) -> range:
+    """Return a range that begins as the prompt: as prompts they share its blocks only."""
+    return range(len(PROMPT) + 20 + number)
+
+
+def row_of(loop: ClosedLoop, ground: Ground = Ground.EVENTS) -> TrustRow:
+    [row] = [r for r in loop.feedback.rows() if r.replica == A and r.ground is ground]
+    return row
+
+
+def view_of(choice: Choice, replica: str = A) -> ReplicaView:
+    return next(view for view in choice.views if view.replica == replica)
+
+
+def zero(tokens: range, predicted: int) -> int:
+    del tokens, predicted
+    return 0
+
+
+async def test_right_predictions_leave_views_as_they_are(loop: ClosedLoop) -> None:
+    """A healthy fleet is decided on as if nobody compared."""
+    loop.choosing.members = loop.choosing.members[:1]
+    for number in range(50):
+        choice = loop.ask(longer(number))
+        assert view_of(choice).cached_tokens == len(PROMPT)
+        loop.rest(3.0)
+    row = row_of(loop)
+    assert (row.precision, row.recall, row.credit) == (1.0, 1.0, 1.0)
+    assert loop.choosing.know.trust.credits == {}
+    assert loop.calls[-1].routed is not None
+    assert loop.calls[-1].routed.forecasts == {}
+
+
+async def test_a_replica_whose_hits_fail_loses_its_credit_and_traffic_goes_elsewhere(
+    loop: ClosedLoop,
+) -> None:
+    """A77: 20 predicted hits of which the engine reports 0."""
+    loop.engines = {A: zero}
+    chosen = []
+    for number in range(60):
+        chosen.append(loop.ask(longer(number)).member.replica)
+        loop.rest(3.0)
+    assert set(chosen[:8]) == {A}
+    assert chosen[20:].count(B) > 10
+    last = loop.ask(longer(99))
+    assert view_of(last).cached_tokens == 0
+    [found] = loop.feedback.diagnoses.active()
+    assert found.kind is Kind.NO_HITS
+    assert found.evidence.recent_predicted_tokens == 9 * len(PROMPT)
+
+
+async def test_a_distrusted_replica_still_gets_evidence_and_recovers(loop: ClosedLoop) -> None:
+    """Its index, not its credit, is what the reports are compared with: so it can prove itself."""
+    loop.engines = {A: zero}
+    for number in range(40):
+        loop.ask(longer(number))
+        loop.rest(3.0)
+    assert view_of(loop.ask(longer(50))).cached_tokens == 0
+    loop.engines = {A: lambda _, __: len(PROMPT)}
+    asked = 0
+    while loop.choosing.know.trust.credits:
+        loop.ask(longer(100 + asked))
+        loop.rest(3.0)
+        asked += 1
+        assert asked < 300, "it starves"
+    assert loop.feedback.diagnoses.active() == ()
+    assert view_of(loop.ask(longer(999))).cached_tokens >= len(PROMPT)
+    served = [call.choices[-1].member.replica for call in loop.calls[-asked - 1 : -1]]
+    assert served.count(A) <= RECOVERY_HITS + 1
+
+
+async def test_half_a_hit_is_half_a_credit_and_the_account_keeps_the_promise(
+    loop: ClosedLoop,
+) -> None:
+    """All parts of a prediction are multiplied; the record says by what, and what of."""
+    await loop.hold(A, range(len(PROMPT) + 320), slice(20, 25), Tier.HOST)
+    loop.engines = {A: lambda _, __: len(PROMPT) // 2}
+    prompt = range(len(PROMPT) + 340)
+    for _ in range(60):
+        choice = loop.ask(prompt)
+        loop.rest(3.0)
+    loop.choosing.members = loop.choosing.members[:1]
+    choice = loop.ask(prompt)
+    view = view_of(choice)
+    assert (view.cached_tokens, view.lower_tier_tokens) == (len(PROMPT) // 2, 160)
+    routed = loop.calls[-1].routed
+    assert credits_of(routed) == {A: 0.5}
+    assert promised_tokens(routed, A) == len(PROMPT) + 320
+    assert promised_tokens(routed, B) is None
+
+
+async def test_decisions_with_credit_are_made_again_from_their_log(loop: ClosedLoop) -> None:
+    """A95: what the policy saw holds the multiplied numbers, bit for bit, also through JSON."""
+    loop.engines = {A: lambda _, __: 555}
+    for number in range(60):
+        loop.ask(longer(number))
+        loop.rest(1.0)
+    policy = ExpectedTtft()
+    key = BookKey(A, "m", Ground.EVENTS)
+    assert loop.choosing.know.trust.credits == {key: pytest.approx(555 / 1280)}
+    shown = {view_of(call.choices[0]).cached_tokens for call in loop.calls}
+    assert shown == {1_280, 555}
+    for call in loop.calls:
+        [choice] = call.choices
+        views = msgspec.json.decode(msgspec.json.encode(choice.views), type=tuple[ReplicaView, ...])
+        assert choice.request is not None
+        again = policy.pick(choice.request, views)
+        assert again == choice.decision
+        told = msgspec.json.decode(msgspec.json.encode(choice.decision), type=Decision)
+        assert again == told
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"outcome": Outcome.CANCELLED},
+        {"outcome": Outcome.FAILED},
+        {"status": 500},
+        {"status": 404},
+    ],
+)
+async def test_what_was_not_completed_is_no_evidence(
+    loop: ClosedLoop, fields: dict[str, object]
+) -> None:
+    """A client that left, a failure, an error answer."""
+    loop.engines = {A: zero}
+    for number in range(30):
+        loop.ask(longer(number), **fields)  # type: ignore[arg-type] # each is of its own type
+        loop.rest(3.0)
+    assert loop.feedback.rows() == []
+
+
+async def test_reports_that_cannot_be_are_unknown(loop: ClosedLoop) -> None:
+    """More cached tokens than the prompt has."""
+    loop.engines = {A: lambda tokens, _: len(tokens) + 1}
+    for number in range(30):
+        loop.ask(longer(number))
+    assert row_of(loop).precision is None
+    assert row_of(loop).reported_tokens == 0
+
+
+async def test_prompts_of_bytes_are_judged_apart_and_by_their_share(loop: ClosedLoop) -> None:
+    """Four bytes a token is a guess: what is compared is the part of the prompt."""
+    loop.choosing.members = loop.choosing.members[:1]
+    text = range(4 * 1_280)  # bytes
+    real_tokens = 1_600
+    loop.engines = {A: lambda _, predicted: predicted and 1_592}
+    for _ in range(40):
+        loop.ask(text, is_exact=False, prompt_tokens=real_tokens)
+        loop.rest(1.0)
+    row = row_of(loop, Ground.BYTES)
+    assert row.precision == 1.0
+    assert row.matched_tokens == 39 * 1_592
+    assert [r.ground for r in loop.feedback.rows()] == [Ground.BYTES]
+    assert loop.feedback.diagnoses.active() == ()
+
+
+@pytest.mark.parametrize(
+    ("found", "precision"),
+    [
+        (1_280, 1.0),  # the rest of the prompt was in no block
+        (1_264, 1.0),  # one page less, within a block
+        (1_216, 1.0),
+        (1_200, 1_200 / 1_280),
+    ],
+)
+async def test_pages_smaller_than_blocks_are_tolerated_up_to_one_block(
+    loop: ClosedLoop, found: int, precision: float
+) -> None:
+    """The index is coarser than the engine's pages."""
+    assert BLOCK > PAGE_TOKENS
+    loop.engines = {A: lambda _, __: found}
+    loop.ask(longer(0))
+    assert row_of(loop).precision == pytest.approx(precision)
+
+
+async def test_a_whole_prompt_is_cached_but_for_its_last_page(loop: ClosedLoop) -> None:
+    """The engine computes the last token again, and with it the page that it is in."""
+    loop.engines = {A: lambda _, __: len(PROMPT) - PAGE_TOKENS}
+    choice = loop.ask(PROMPT)
+    assert choice.decision.predicted_cached_tokens == len(PROMPT) - 1
+    assert row_of(loop).precision == 1.0
+
+
+async def test_what_is_still_being_computed_is_no_failure(loop: ClosedLoop) -> None:
+    """An engine cannot reuse what another request computes at that moment."""
+    fresh = range(50_000, 51_000)
+    loop.engines = {A: zero, B: zero}
+    for _ in range(60):  # all within the time that placements count
+        loop.ask(fresh)
+    assert all(row.credit == 1.0 for row in loop.feedback.rows())
+    assert loop.feedback.diagnoses.active() == ()
+
+
+async def test_lower_tiers_count_as_predicted_there(loop: ClosedLoop) -> None:
+    """Fetched or computed again: either is right; more than in any tier is not."""
+    prompt = range(len(PROMPT) + 340)
+    await loop.hold(A, prompt, slice(20, 25), Tier.HOST)
+    for found in (1_280, 1_440, 1_600):
+        loop.engines = {A: lambda _, __, found=found: found}  # type: ignore[misc] # bound now
+        loop.ask(prompt)
+        loop.rest(3.0)
+    row = row_of(loop)
+    assert (row.precision, row.recall) == (1.0, 1.0)
+
+
+async def test_other_prompt_lengths_are_a_mismatch_of_templates(loop: ClosedLoop) -> None:
+    """B42: the engine adds eleven tokens to every prompt."""
+    loop.engines = {A: zero}
+    for number in range(12):
+        loop.ask(longer(number), prompt_tokens=len(longer(number)) + 11)
+        loop.rest(3.0)
+    [found] = loop.feedback.diagnoses.active()
+    assert (found.kind, found.evidence.other_lengths) == (Kind.PROMPT_MISMATCH, 1.0)
+
+
+async def test_what_a_report_proves_counts_where_no_event_told_of_it(loop: ClosedLoop) -> None:
+    """B06: blocks of before the sidecar's time are found again on the engine that has them."""
+    old = range(90_000, 91_300)
+    loop.engines = {B: lambda tokens, _: 1_280 if tokens == old else 0}
+    loop.choosing.members = [m for m in loop.choosing.members if m.replica == B]
+    assert view_of(loop.ask(old), B).cached_tokens == 0
+    loop.rest(3.0)
+    choice = loop.ask(old)
+    assert view_of(choice, B).cached_tokens == 1_280
+    assert loop.choosing.know.learned.resident(B) == 20
+    routed = loop.calls[-1].routed
+    assert routed is not None
+    assert routed.forecasts[B].learned_tokens == 1_280
+    loop.rest(3.0)
+    row = next(r for r in loop.feedback.rows() if r.replica == B)
+    assert row.recall == 0.0  # the events did not tell of either
+
+    loop.engines = {B: lambda _, __: 640}
+    loop.ask(old)
+    assert loop.choosing.know.learned.resident(B) == 10
+    loop.rest(3.0)
+    assert view_of(loop.ask(old), B).cached_tokens == 640
+
+
+@pytest.mark.parametrize("why", ["choices", "lengths", "placements"])
+async def test_what_proves_nothing_is_not_learned(loop: ClosedLoop, why: str) -> None:
+    """Siblings share within one request; another prompt was answered; no event tells anyway."""
+    old = range(90_000, 91_300)
+    loop.engines = {A: lambda _, __: 1_280, B: lambda _, __: 1_280}
+    if why == "choices":
+        loop.ask(old, choices=2)
+    elif why == "lengths":
+        loop.ask(old, prompt_tokens=1_400)
+    else:
+        loop.ask(old, is_exact=False)
+    loop.rest(3.0)
+    assert not loop.choosing.know.learned
+
+
+async def test_what_events_tell_within_the_half_second_is_theirs(loop: ClosedLoop) -> None:
+    """So that their word of the eviction counts."""
+    old = range(90_000, 91_300)
+    loop.engines = {A: lambda _, __: 1_280, B: lambda _, __: 1_280}
+    chosen = loop.ask(old).member.replica
+    await loop.hold(chosen, old)
+    loop.rest(3.0)
+    assert not loop.choosing.know.learned
+
+
+async def test_a_clear_and_a_new_life_void_what_was_learned(loop: ClosedLoop) -> None:
+    """A clear leaves the trust; a new life begins with neither."""
+    old = range(90_000, 91_300)
+    loop.engines = {A: lambda _, __: 1_280, B: lambda _, __: 1_280}
+    clears: dict[str, int] = {}
+    loop.feedback.clears = lambda: clears  # type: ignore[assignment, return-value] # plain names
+    chosen = loop.ask(old).member.replica
+    loop.rest(3.0)
+    assert loop.choosing.know.learned.resident(chosen) == 20
+    clears[chosen] = 1
+    loop.rest(1.0)
+    assert not loop.choosing.know.learned
+    assert loop.feedback.rows() != []
+    loop.feedback.forget(chosen, "the replica left")
+    assert loop.feedback.rows() == []
+
+
+async def test_tenants_are_told_apart(loop: ClosedLoop) -> None:
+    """Rows by tenant, for reports."""
+    loop.ask(longer(0), tenant="acme")
+    loop.rest(3.0)
+    loop.engines = {A: zero}
+    loop.ask(longer(1), tenant="other")
+    report = loop.feedback.report()
+    assert {row.tenant: row.precision for row in report.tenants} == {"acme": 1.0, "other": 0.0}

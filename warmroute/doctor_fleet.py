@@ -1,0 +1,70 @@
+"""What is wrong with the router's own side: its store, its prompts, what clients send. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prompt.model import Unroutable
+from state.model import Rung
+from warmroute.doctor_case import Case, Code, Report
+from warmroute.doctor_judge import judge_replica
+from warmroute.doctor_text import found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from warmroute.doctor_case import Finding
+
+MOST: Final = 0.5
+LEAST_REQUESTS: Final = 10
+_AS_TOLD: Final = str(Unroutable.LOAD_ONLY)
+"""Requests that are routed by load by their nature, such as those of ``paths``."""
+
+
+def judge(case: Case) -> Report:
+    """Return everything that is wrong, the fleet's own first."""
+    findings = [*case.findings, *_of_router(case)]
+    for replica in case.replicas:
+        findings += judge_replica(replica, case)
+    return Report(
+        replicas=tuple(replica.name for replica in case.replicas),
+        findings=tuple(findings),
+        unchecked=case.unchecked,
+    )
+
+
+def _of_router(case: Case) -> Iterator[Finding]:
+    router = case.router
+    if router is None:
+        return
+    if router.rung is not Rung.LIVE:
+        yield found(
+            Code.STATE_NOT_LIVE,
+            None,
+            seen=(
+                f"The router's view of the store at {router.state or 'its own address'} is "
+                f"{router.rung.value}, {router.state_age_s:.1f} s old."
+            ),
+            fix=(
+                "check that the store runs, answers the router's host and takes writes: "
+                "redis-cli -u URL ping"
+            ),
+        )
+    recent = router.recent
+    unread = {why: n for why, n in recent.unroutable.items() if why != _AS_TOLD}
+    known = recent.requests - sum(recent.unroutable.values())
+    if recent.requests >= LEAST_REQUESTS and sum(unread.values()) > MOST * recent.requests:
+        reasons = ", ".join(f"{count} {why}" for why, count in sorted(unread.items()))
+        yield found(
+            Code.PROMPTS_UNREAD,
+            None,
+            seen=f"Of the last {recent.requests} requests: {reasons}.",
+            fix="warmroute serve --model NAME=DIR with the model's tokenizer.json and template",
+        )
+    if known >= LEAST_REQUESTS and recent.short > MOST * known:
+        yield found(
+            Code.PROMPTS_SHORT,
+            None,
+            seen=f"{recent.short} of the last {known} prompts are shorter than a block.",
+            fix="warmroute sidecar --block-tokens N, as small as the engine's page allows",
+        )

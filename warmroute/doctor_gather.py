@@ -1,0 +1,303 @@
+"""Gathers what the doctor judges: asks the router, the state store and the engines.
+
+Nobody needs to answer: what could not be asked is noted, and what was named and does not answer is
+a finding of its own.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, structs
+
+from router.diagnosis import Diagnosis, DiagnosisReport
+from router.replica_view import ReplicaView, RouterView
+from sidecar.scrape import EngineClient, EngineError
+from warmroute.admin_client import AdminClient, AdminError, session
+from warmroute.cli import UsageError
+from warmroute.doctor_case import Case, Code, EngineReport, Finding, ReplicaCase, Unchecked
+from warmroute.doctor_engine import examine_engine
+from warmroute.doctor_probe import (
+    ProbeFailedError,
+    has_been_told,
+    predicted_tokens,
+    probe_body,
+    probe_engine,
+)
+from warmroute.doctor_state import StateReport, StateUnreachableError, examine_state
+from warmroute.doctor_text import found
+from warmroute.doctor_tokens import CannotCompareError, check_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import aiohttp
+
+    from warmroute.doctor_case import ProbeResult, TokenCheck
+
+ENGINE_S: Final = 5.0
+MOST_REPLICAS: Final = 64
+_ANY_HOSTS: Final = ("0.0.0.0", "[::]")  # noqa: S104 - compared, not bound
+
+
+class DoctorSettings(Struct, frozen=True, kw_only=True):
+    """What the flags and the environment say. Addresses are ``http://host:port``."""
+
+    admin: str
+    is_admin_given: bool = False
+    replicas: tuple[str, ...] = ()
+    redis: str | None = None
+    models: dict[str, str] = {}
+    does_probe: bool = False
+    engine_key: str | None = None
+    router_key: str | None = None
+
+    def __repr__(self) -> str:
+        """Leave out what may hold secrets."""
+        return f"DoctorSettings(admin={self.admin!r}, replicas={self.replicas!r})"
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the router and the store told."""
+
+    router: RouterView | None = None
+    views: list[ReplicaView] = field(default_factory=list)
+    diagnoses: tuple[Diagnosis, ...] = ()
+    state: StateReport | None = None
+    findings: list[Finding] = field(default_factory=list)
+    unchecked: list[Unchecked] = field(default_factory=list)
+
+    def skip(self, what: str, why: str) -> None:
+        """Note what was not checked."""
+        note = Unchecked(what=what, why=why)
+        if note not in self.unchecked:
+            self.unchecked.append(note)
+
+
+async def gather(settings: DoctorSettings) -> Case:
+    """Ask everybody; raises UsageError where there is nobody to ask."""
+    known = _Known()
+    async with AsyncExitStack() as stack:
+        router_headers = _bearer(settings.router_key)
+        http = await stack.enter_async_context(session())
+        admin = AdminClient(http, settings.admin)
+        await _ask_router(settings, admin, known)
+        await _ask_state(settings, known)
+        cases = _replicas(settings, known)
+        if not cases:
+            _refuse(settings, known)
+        engines = await stack.enter_async_context(session(_bearer(settings.engine_key)))
+        examined: dict[str, EngineReport | None] = {}
+        for index, case in enumerate(cases):
+            if case.url not in examined:
+                examined[case.url] = await _ask_engine(settings, case, known)
+            engine = examined[case.url]
+            cases[index] = structs.replace(
+                case, engine=engine, tokens=await _tokens(settings, engines, case, engine, known)
+            )
+        if settings.does_probe:
+            clients = await stack.enter_async_context(session(router_headers))
+            for index, case in enumerate(cases):
+                probe = await _probe(admin, (engines, clients), case, known)
+                cases[index] = structs.replace(case, probe=probe)
+            if known.router is not None:  # it has seen more requests by now
+                known.router = await admin.find("/admin/router", RouterView) or known.router
+    return Case(
+        replicas=tuple(cases),
+        router=known.router,
+        diagnoses=known.diagnoses,
+        has_state=known.state is not None,
+        findings=tuple(known.findings),
+        unchecked=tuple(known.unchecked),
+    )
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+async def _ask_router(settings: DoctorSettings, admin: AdminClient, known: _Known) -> None:
+    try:
+        known.router = await admin.get("/admin/router", RouterView)
+        known.views = await admin.get("/admin/replicas", list[ReplicaView])
+    except AdminError as error:
+        known.router = None
+        if settings.is_admin_given:
+            known.findings.append(
+                found(
+                    Code.ROUTER_UNREACHABLE,
+                    None,
+                    seen=f"{error}.",
+                    fix="warmroute doctor --admin URL with the address of its admin listener",
+                )
+            )
+        else:
+            known.skip("the router's side", str(error))
+        return
+    report = await admin.find("/admin/diagnoses", DiagnosisReport)
+    if report is not None:
+        known.diagnoses = report.active
+
+
+async def _ask_state(settings: DoctorSettings, known: _Known) -> None:
+    if settings.redis is None:
+        if known.router is None:
+            known.skip("sidecars", "neither a router nor --redis tells of them")
+        return
+    try:
+        known.state = await examine_state(settings.redis)
+    except ValueError as error:
+        message = f"--redis: {error}"
+        raise UsageError(message) from None
+    except StateUnreachableError as error:
+        known.findings.append(
+            found(
+                Code.STATE_UNREACHABLE,
+                None,
+                seen=f"{error}.",
+                fix="start the store, or give its URL: warmroute doctor --redis URL",
+            )
+        )
+
+
+def _replicas(settings: DoctorSettings, known: _Known) -> list[ReplicaCase]:
+    """Return who is to be examined: those that were named, else all that anybody knows."""
+    state = known.state
+    cases: dict[str, ReplicaCase] = {}
+    for view in known.views:
+        cases[view.replica] = ReplicaCase(
+            name=view.replica, url=view.endpoint, view=view, facts=view.facts
+        )
+    for name, record in state.records.items() if state is not None else ():
+        case = cases.get(name) or ReplicaCase(name=name, url=record.endpoint)
+        facts = case.facts or (state.facts.get(name) if state is not None else None)
+        cases[name] = structs.replace(case, record=record, facts=facts)
+    _join_views(cases)
+    if not settings.replicas:
+        return list(cases.values())[:MOST_REPLICAS]
+    chosen = []
+    for url in settings.replicas:
+        ours = [case for case in cases.values() if case.url == url]
+        chosen += ours or [ReplicaCase(name=url.partition("//")[2], url=url)]
+    return chosen
+
+
+def _join_views(cases: dict[str, ReplicaCase]) -> None:
+    """Let a replica that the router was configured with, and its record elsewhere, be one."""
+    unseen = [case for case in cases.values() if case.view is None]
+    for case in unseen:
+        twin = next(
+            (
+                other
+                for other in cases.values()
+                if other.url == case.url and other.view is not None and not other.view.registered
+            ),
+            None,
+        )
+        if twin is not None:
+            del cases[twin.name]
+            cases[case.name] = structs.replace(case, view=twin.view)
+
+
+def _refuse(settings: DoctorSettings, known: _Known) -> None:
+    if known.router is not None or known.findings or known.state is not None:
+        known.skip("replicas", "nobody knows of any: name one with --replica URL")
+        return
+    message = (
+        f"nobody to ask: no router answers at {settings.admin} (--admin), and no --replica is named"
+    )
+    raise UsageError(message)
+
+
+async def _ask_engine(
+    settings: DoctorSettings, case: ReplicaCase, known: _Known
+) -> EngineReport | None:
+    try:
+        async with EngineClient(
+            case.url, api_key=settings.engine_key, timeout_s=ENGINE_S
+        ) as client:
+            return await examine_engine(client)
+    except EngineError as error:
+        known.skip(f"the engine of {case.name}", f"{case.url}: {error}")
+        is_named = case.url in settings.replicas
+        is_down = case.view is None or not case.view.up
+        if is_named or is_down:
+            known.findings.append(
+                found(
+                    Code.ENGINE_UNREACHABLE,
+                    case.name,
+                    seen=f"{case.url}: {error}.",
+                    fix=f"check that the engine runs: curl {case.url}/health",
+                )
+            )
+        return None
+
+
+async def _tokens(
+    settings: DoctorSettings,
+    http: aiohttp.ClientSession,
+    case: ReplicaCase,
+    engine: EngineReport | None,
+    known: _Known,
+) -> tuple[TokenCheck, ...]:
+    if engine is None:
+        return ()
+    directories = _directories(settings, known)
+    checks = []
+    for model in engine.models:
+        if model not in directories:
+            continue
+        try:
+            checks.append(await check_tokens(http, case.url, model, directories[model]))
+        except CannotCompareError as error:
+            known.skip(f"the tokens of {model} on {case.name}", str(error))
+    return tuple(checks)
+
+
+def _directories(settings: DoctorSettings, known: _Known) -> Mapping[str, str]:
+    """Return where the router's own files are, by model, as far as they are on this host."""
+    models = known.router.models if known.router is not None else ()
+    told = {model.name: model.tokenizer for model in models if model.tokenizer is not None}
+    return {**told, **settings.models}
+
+
+async def _probe(
+    admin: AdminClient,
+    sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession],
+    case: ReplicaCase,
+    known: _Known,
+) -> ProbeResult | None:
+    """Send one prompt twice, and ask the router what it would have expected."""
+    engines, clients = sessions
+    engine, router = case.engine, known.router
+    if engine is None or not engine.models:
+        return None
+    block_tokens = (case.facts.block_tokens if case.facts is not None else None) or 64
+    body = probe_body(engine.models[0], block_tokens)
+    client_url = _client_url(router, admin.base) if router is not None else None
+    try:
+        if router is not None and router.has_tenants:
+            known.skip(f"a probe of {case.name}", "tenants have prefixes of their own")
+            return None
+        result = await probe_engine(engines, case.url, body)
+        if router is None or client_url is None or case.view is None:
+            return result
+        await has_been_told(admin, case.name, case.view.resident_blocks)
+        predicted = await predicted_tokens(clients, client_url, admin, body, case.name)
+        return structs.replace(result, predicted_tokens=predicted)
+    except ProbeFailedError as error:
+        known.skip(f"a probe of {case.name}", str(error))
+        return None
+
+
+def _client_url(router: RouterView, admin: str) -> str | None:
+    """Return where clients reach the router, seen from here."""
+    url = router.listen
+    for host in _ANY_HOSTS if url is not None else ():
+        if url is not None and f"//{host}:" in url:
+            own = admin.partition("//")[2].rpartition(":")[0]
+            return url.replace(f"//{host}:", f"//{own}:")
+    return url
