@@ -8,8 +8,8 @@ DEV := $(VENV)/.dev
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-data test-kill test-vllm test-reference test-engine soak \
-  gpu-check grid bench-live bench bench-router bench-history bench-prompt bench-engine bench-tiers bench-transfer \
+.PHONY: help setup demo check format test test-data test-kill test-timing test-vllm test-reference test-engine soak \
+  gpu-check grid audit-timing bench-live bench bench-router bench-history bench-prompt bench-engine bench-tiers bench-transfer \
   bench-publish bench-quick bench-peers bench-native lock clean
 
 help: ## Show the targets
@@ -55,6 +55,9 @@ test-data: $(DEV) ## Tests on the shared data (WARMROUTE_TEST_DATA, default ../s
 test-kill: $(DEV) ## 200 seeded kill points over every process (slow)
 	@$(BIN)/python -m pytest -m heavy -k kill
 
+test-timing: $(DEV) ## Whether the time of a refusal tells of a key
+	@$(BIN)/python -m pytest -m heavy -rP tests/unit/test_gate_timing.py
+
 test-vllm: $(DEV) ## Two real vLLM engines, and the worker the same way (WARMROUTE_VLLM=/path/to/vllm; slow)
 	@$(BIN)/python -m pytest -m heavy -rP tests/vllm
 
@@ -91,6 +94,9 @@ bench-engine: ## The worker's runners beside transformers (WARMROUTE_ENGINE=/pat
 
 grid: $(DEV) ## Every policy on the shared traces, resumable (GRID="--requests 3000 --minutes 30"; hours in full)
 	@$(BIN)/python bench/grid.py $(GRID)
+
+audit-timing: $(DEV) ## Can a tenant time what another one sent? (AUDIT="--only engines --repeats 2"; some 40 minutes)
+	@$(BIN)/python bench/timing_audit.py $(AUDIT)
 
 bench-live: $(DEV) ## Live replay beside round robin and vllm-router (WARMROUTE_VLLM=/path/to/vllm; slow)
 	@$(BIN)/python bench/live_bench.py --engines $(if $(WARMROUTE_VLLM),vllm,worker) $(LIVE)

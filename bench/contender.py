@@ -174,7 +174,9 @@ class Field:
         """Return the router's configuration: a stub has no cache that the prompts could outgrow."""
         replicas = [{"url": url, "kv_capacity_tokens": CAPACITY_TOKENS} for url in self._urls()]
         path = self._directory / "warmroute.yaml"
-        path.write_text(json.dumps({"replicas": replicas}), encoding="utf-8")
+        path.write_text(
+            json.dumps({"replicas": replicas, "attend_sidecars": False}), encoding="utf-8"
+        )
         return path
 
     def _urls(self) -> list[str]:

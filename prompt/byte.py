@@ -88,8 +88,9 @@ class ByteCodec:
         del add_special_tokens  # bytes have none
         return _widened(_encoded(text))
 
-    def text_prompt(self, text: str, *, add_special_tokens: bool) -> PromptTokens:
+    def text_prompt(self, text: str, *, add_special_tokens: bool, salt: str = "") -> PromptTokens:
         """See ``PrefixCodec``."""
+        del salt  # nothing is remembered of a text
         packed = self.text_tokens(text, add_special_tokens=add_special_tokens)
         return PromptTokens(packed=packed, is_exact=False)
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class PrefixCodec(Protocol):
     """A codec that pays only for what is new since the longest known prefix."""
 
-    def text_prompt(self, text: str, *, add_special_tokens: bool) -> PromptTokens:
-        """Return the prompt that is ``text``."""
+    def text_prompt(self, text: str, *, add_special_tokens: bool, salt: str = "") -> PromptTokens:
+        """Return the prompt that is ``text``; prefixes are known by ``salt``."""
 
     def passage_prompt(self, passage: Passage) -> PromptTokens:
         """Return the prompt of a completion with marks."""
@@ -145,7 +145,9 @@ class TokenizerCodec:
         if cache is None or start is None:
             call = decode_completion(passage.body)
             text = str(call.prompts[0])
-            return self.text_prompt(text, add_special_tokens=call.add_special_tokens)
+            return self.text_prompt(
+                text, add_special_tokens=call.add_special_tokens, salt=call.salt
+            )
         tokens = None
         for chunk, mark in zip(passage.chunks, passage.marks, strict=True):
             encoded = cache.resume(start, chunk, [len(chunk)])
@@ -164,13 +166,13 @@ class TokenizerCodec:
         encoder = self._encoder(turn)
         if encoder is not None and turn.conversation is not None and turn.variant is not None:
             known = (turn.call.messages, turn.conversation, turn.variant)
-            tokens = encoder.tail(*known) or encoder.whole(*known)
+            tokens = encoder.tail(*known) or encoder.whole(*known, salt=turn.call.salt)
             if tokens is not None:
                 return tokens
         call = turn.call
         text = self.chat_text(call.messages, call.tools, options=call.options)
         has_added = bool(call.options.get("add_special_tokens"))
-        return self.text_prompt(text, add_special_tokens=has_added)
+        return self.text_prompt(text, add_special_tokens=has_added, salt=call.salt)
 
     def turn_tail(self, turn: Turn) -> PromptTokens | None:
         """See ``PrefixCodec``."""
@@ -189,9 +191,9 @@ class TokenizerCodec:
         """See ``Codec``."""
         return self._tokenizer.packed(text, add_special_tokens=add_special_tokens)
 
-    def text_prompt(self, text: str, *, add_special_tokens: bool) -> PromptTokens:
+    def text_prompt(self, text: str, *, add_special_tokens: bool, salt: str = "") -> PromptTokens:
         """See ``PrefixCodec``."""
-        return self._tokenizer.prompt(text, add_special_tokens=add_special_tokens)
+        return self._tokenizer.prompt(text, add_special_tokens=add_special_tokens, salt=salt)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See ``Codec``."""

@@ -68,7 +68,7 @@ class ChatEncoder:
         return PromptTokens(run=encoded.tokens, is_exact=True)
 
     def whole(
-        self, messages: Messages, conversation: Conversation, variant: Variant
+        self, messages: Messages, conversation: Conversation, variant: Variant, *, salt: str = ""
     ) -> PromptTokens | None:
         """Return the ids by rendering everything, and remember it; None where it has no parts."""
         conversation.rendered.pop(variant, None)
@@ -83,7 +83,8 @@ class ChatEncoder:
             return None
         tail, points = points_of(parts, len(messages), parts.hidden)
         start = len(parts.prologue)
-        encoded = cache.encode(parts.prologue + tail, [start + point for point in points])
+        points = [start + point for point in points]
+        encoded = cache.encode(parts.prologue + tail, points, salt=salt)
         checkpoints = [*[None] * parts.hidden, *encoded.checkpoints]
         conversation.keep(variant, _rendered(messages, checkpoints, parts, None))
         return PromptTokens(run=encoded.tokens, is_exact=True)

@@ -129,7 +129,8 @@ class ReadPrompt(Struct, frozen=True, kw_only=True):
     bytes, where an engine was asked for the ids of ``prompts``: another time it may not answer, and
     then bytes are all that is known. ``salt`` is the client's cache salt,
     empty without one. ``choices`` is how many completions each prompt gets. ``max_output_tokens``
-    is None where the client sets no limit.
+    is None where the client sets no limit. With ``has_media`` the prompt is a likeness in bytes,
+    and ``head`` are the ids before the first image, None where they are not known.
     """
 
     model: str
@@ -140,8 +141,10 @@ class ReadPrompt(Struct, frozen=True, kw_only=True):
     choices: int = 1
     unroutable: Unroutable | None = None
     max_output_tokens: int | None = None
+    has_media: bool = False
+    head: PromptTokens | None = None
 
     @property
     def is_rough(self) -> bool:
-        """Whether a prompt is known by its bytes alone."""
-        return any(not tokens.is_exact for tokens in self.prompts)
+        """Whether a prompt is known by its bytes alone, and an engine may know more."""
+        return not self.has_media and any(not tokens.is_exact for tokens in self.prompts)

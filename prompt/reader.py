@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, Self
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from prompt.anthropic import decode_messages
 from prompt.codec import PrefixCodec
+from prompt.likeness import media_prompt
 from prompt.model import PromptTokens, ReadPrompt, Unroutable, UnroutablePromptError
 from prompt.passage import Passage, Passages
 from prompt.request import decode_chat, decode_completion
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from prompt.codec import Codec
-    from prompt.request import ChatCall
+    from prompt.likeness import MediaPrompt
+    from prompt.request import ChatCall, CompletionCall
+
+_T = TypeVar("_T")
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETION_PATH: Final = "/v1/completions"
@@ -42,6 +47,7 @@ MAX_WAITING: Final = 32
 class PromptReader:
     """Reads prompts with the codec of their model, or the fallback for unknown models.
 
+    ``base_of`` names the model whose codec reads the prompts of another one: an adapter's.
     Owns its threads: use it as an asynchronous context manager, or close it.
     """
 
@@ -50,12 +56,14 @@ class PromptReader:
         codecs: Mapping[str, Codec],
         fallback: Codec,
         *,
+        base_of: Callable[[str], str | None] = lambda _: None,
         short_body_bytes: int = SHORT_BODY_BYTES,
         inline_body_bytes: int = INLINE_BODY_BYTES,
         max_threads: int = 2,
         max_waiting: int = MAX_WAITING,
     ) -> None:
         self._codecs = dict(codecs)
+        self._base_of = base_of
         self._fallback = fallback
         self._adopted: dict[int, Codec] = {}
         # Looked at once: asking a type for a protocol costs more than a short prompt.
@@ -114,18 +122,27 @@ class PromptReader:
         else:
             read = Turn(call=_CONVERTERS[path](body), fresh_bytes=len(body))
         call = read.call
-        codec = self._codecs.get(call.model, self._fallback)
+        codec = self._codecs.get(call.model)
+        if codec is None:
+            codec = self._codecs.get(self._base_of(call.model) or "", self._fallback)
         unroutable = call.unroutable
         prompts: tuple[PromptTokens, ...] = ()
+        media: MediaPrompt | None = None
         if unroutable is None:
             try:
                 prompts = await self._tokens(read, codec, len(body))
             except UnroutablePromptError as error:
                 unroutable = error.reason
+                if unroutable is Unroutable.MEDIA and path == CHAT_PATH:
+                    media = await self._media(read, codec, len(body))
+        if media is not None:
+            prompts, unroutable = (media.likeness,), None
         return ReadPrompt(
             model=call.model,
             is_stream=call.is_stream,
             prompts=prompts,
+            head=media.head if media is not None else None,
+            has_media=media is not None,
             salt=call.salt,
             choices=call.choices,
             unroutable=unroutable,
@@ -144,16 +161,31 @@ class PromptReader:
                     return (tail,)
             elif read.marks and known.is_known(read):
                 return (known.passage_prompt(read),)
+        return await self._worked(body_bytes, partial(_tokens_of, read, codec, known))
+
+    async def _media(
+        self, read: Turn | Passage, codec: Codec, body_bytes: int
+    ) -> MediaPrompt | None:
+        """Return what is known of a chat with images; None where that is nothing."""
+        if not isinstance(read, Turn):
+            return None
+        try:
+            return await self._worked(body_bytes, partial(media_prompt, read.call, codec))
+        except UnroutablePromptError:
+            return None
+
+    async def _worked(self, body_bytes: int, work: Callable[[], _T]) -> _T:
+        """Return what ``work`` returns: done here for a short body, else in a thread."""
         if body_bytes <= self._inline_body_bytes:
-            return _tokens_of(read, codec, known)
+            return work()
         if self._pending >= self._max_pending:
             raise UnroutablePromptError(Unroutable.BUSY)
         loop = asyncio.get_running_loop()
         # Pending until the thread is done, not until the client is gone: the work is what counts.
         self._pending += 1
-        work = self._threads.submit(_tokens_of, read, codec, known)
-        work.add_done_callback(lambda _: _call_soon(loop, self._release))
-        return await asyncio.wrap_future(work, loop=loop)
+        working = self._threads.submit(work)
+        working.add_done_callback(lambda _: _call_soon(loop, self._release))
+        return await asyncio.wrap_future(working, loop=loop)
 
     def _release(self) -> None:
         self._pending -= 1
@@ -179,7 +211,7 @@ def _tokens_of(
         return (known.passage_prompt(read),)
     call = read.call if read.known is None else decode_completion(read.body)
     return tuple(
-        _text_prompt(prompt, codec, known, has_added=call.add_special_tokens)
+        _text_prompt(prompt, codec, known, call)
         if isinstance(prompt, str)
         else PromptTokens(packed=pack_tokens(prompt), is_exact=True)
         for prompt in call.prompts
@@ -193,10 +225,11 @@ def _chat_prompt(turn: Turn, codec: Codec) -> PromptTokens:
 
 
 def _text_prompt(
-    text: str, codec: Codec, known: PrefixCodec | None, *, has_added: bool
+    text: str, codec: Codec, known: PrefixCodec | None, call: CompletionCall
 ) -> PromptTokens:
+    has_added = call.add_special_tokens
     if known is not None:
-        return known.text_prompt(text, add_special_tokens=has_added)
+        return known.text_prompt(text, add_special_tokens=has_added, salt=call.salt)
     packed = codec.text_tokens(text, add_special_tokens=has_added)
     return PromptTokens(packed=packed, is_exact=codec.is_exact)
 

@@ -16,6 +16,7 @@ from prompt.body import (
     decoded_part,
     refuse_many_values,
 )
+from prompt.media import media_mark
 from prompt.model import MAX_TOKEN_ID, BadPromptError, Unroutable, UnroutablePromptError
 
 MAX_PROMPTS: Final = 2048
@@ -26,6 +27,7 @@ _T = TypeVar("_T")
 _TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 _WHITESPACE: Final = b" \t\r\n"
 _NO_VALUE: Final = Raw(b"null")
+_MEDIA_FIELDS: Final = ("image_url", "video_url", "audio_url", "input_audio")
 
 
 class _Part(Struct, omit_defaults=True):
@@ -33,6 +35,23 @@ class _Part(Struct, omit_defaults=True):
     text: str | None = None
     refusal: str | None = None
     thinking: str | None = None
+    image_url: Raw = _NO_VALUE
+    video_url: Raw = _NO_VALUE
+    audio_url: Raw = _NO_VALUE
+    input_audio: Raw = _NO_VALUE
+    uuid: Any = None
+    media: Any = None
+
+    def shorten(self) -> None:
+        """Keep the digest of media in their place; what a client calls so is none."""
+        contents: dict[str, bytes] = {}
+        for name in _MEDIA_FIELDS:
+            raw = getattr(self, name)
+            if raw is not _NO_VALUE:
+                contents[name] = bytes(raw)
+                setattr(self, name, _NO_VALUE)
+        self.media = None if self.type == "text" else media_mark(self.type, contents, self.uuid)
+        self.uuid = None
 
 
 class _Message(Struct, omit_defaults=True):
@@ -209,6 +228,10 @@ def decoded_messages(raw: Raw) -> list[dict[str, Any]]:
             check_depth(message.tool_calls, f"{name}[{index}].tool_calls")
         if message.tools:
             check_depth(message.tools, f"{name}[{index}].tools")
+        if isinstance(message.content, list):
+            for part in message.content:
+                if isinstance(part, _Part):
+                    part.shorten()
     return [msgspec.to_builtins(message) for message in messages]
 
 

@@ -74,17 +74,23 @@ class SegmentCache:
         """Texts and marks; tokens weigh about as much as the texts."""
         return self._tree.used_bytes
 
-    def encode(self, text: str, points: Sequence[int] = ()) -> Encoded:
-        """Return the ids of ``text``, with checkpoints for ascending character ``points``."""
+    def encode(self, text: str, points: Sequence[int] = (), *, salt: str = "") -> Encoded:
+        """Return the ids of ``text``, with checkpoints for ascending character ``points``.
+
+        Nothing is resumed from texts of another ``salt``: how long this takes tells nothing of
+        them.
+        """
         try:
             key = text.encode()
         except UnicodeEncodeError as error:
             detail = "text with a lone surrogate"
             raise TemplateFailureError(detail) from error
+        is_ascii = len(key) == len(text)
+        owner = _owner(salt)
+        key = owner + key if owner else key
         with self._lock:
             found = self._tree.find(key)
         start, begin_byte, begin = found.payload or (self.start(), 0, 0)
-        is_ascii = len(key) == len(text)
         fresh = text[begin:] if begin else text
         ends = self._cuts(fresh, [point - begin for point in points], PIECE_CHARS)
         pieces = self._pieces(fresh, ends)
@@ -95,7 +101,7 @@ class SegmentCache:
                 count += len(piece) // TOKEN_BYTES
                 byte += end - first if is_ascii else len(fresh[first:end].encode())
                 # What follows the cut proves it: the mark counts for texts that share it.
-                seen = byte + len(fresh[end].encode())
+                seen = len(owner) + byte + len(fresh[end].encode())
                 marks.append((seen, (Checkpoint(run, count), byte, begin + end)))
             self._tree.insert(key, len(key), marks, found)
         tokens = RunTokens(run, count, pieces[-1] + self._after)
@@ -150,6 +156,11 @@ class SegmentCache:
             first = end
         pieces.append(packed(text[first:]) if first < len(text) else b"")
         return pieces
+
+
+def _owner(salt: str) -> bytes:
+    """Return what keys of this salt begin with; no UTF-8 has these marks."""
+    return b"\xff%b\xff" % salt.encode("utf-8", "surrogatepass") if salt else b""
 
 
 def _spans(ends: Sequence[int]) -> zip[tuple[int, int]]:

@@ -96,13 +96,13 @@ class Tokenizer:
             frames.add((pack_tokens(full[: starts[0]]), pack_tokens(full[end:])))
         return frames.pop() if len(frames) == 1 else None
 
-    def prompt(self, text: str, *, add_special_tokens: bool) -> PromptTokens:
+    def prompt(self, text: str, *, add_special_tokens: bool, salt: str = "") -> PromptTokens:
         """Return the ids of ``text``; special tokens that it spells out count as such."""
         cache = self.framed if add_special_tokens else self.plain
         if cache is None or len(text) < MIN_CACHED_CHARS:
             packed = self.packed(text, add_special_tokens=add_special_tokens)
             return PromptTokens(packed=packed, is_exact=True)
-        return PromptTokens(run=cache.encode(text).tokens, is_exact=True)
+        return PromptTokens(run=cache.encode(text, salt=salt).tokens, is_exact=True)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of ``text`` as a whole, remembering nothing."""

@@ -158,6 +158,7 @@ class ChatTurns:
                     head.continue_final_message,
                     head.add_special_tokens,
                     head.reasoning_effort,
+                    head.cache_salt,
                 )
             ).encode("utf-8", "surrogatepass"),
         )

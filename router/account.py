@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from router.chooser import Choice, Routed
     from router.observer import Usage
     from router.proxy import ProxyParts
+    from router.quota import Slot
     from router.relay import Relayed
     from router.tenant import Tenant
 
@@ -27,6 +28,8 @@ class Call:
     started_s: float
     started_unix_s: float
     tenant: Tenant | None = None
+    slot: Slot | None = None
+    """Its place among its tenant's requests, where there are quotas."""
     routed: Routed | None = None
     attempts: list[Attempt] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)

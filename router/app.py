@@ -42,6 +42,7 @@ from router.lifecycle import Lifecycle
 from router.listener import Listener
 from router.metrics import Metrics
 from router.proxy import Proxy, ProxyParts
+from router.quota import open_quotas, placements_of
 from router.replica_view import FleetView, ViewParts
 from router.state_reader import enter_reader
 from router.token_source import TokenSource, TokenSourceParts
@@ -54,7 +55,6 @@ from state.direct import DirectReader
 from state.embedded import EmbeddedValkey
 from state.lease import LeaseBook
 from state.mirror import Mirror
-from state.placement import Placements
 from state.prefix import salt_scope
 from state.secret import ChainKeys
 
@@ -89,13 +89,14 @@ class Served(Struct, frozen=True, kw_only=True):
 
 def _knowledge(config: Config, reader: Mirror | DirectReader) -> Knowledge:
     keeps_placements = getattr(config.policy, "uses_placements", False)
+    make = placements_of(config)
     return Knowledge(
         reader=reader,
         leases=LeaseBook(),
-        pending=Placements(config.placements.pending_s),
-        guessed=Placements(config.placements.guess_s),
+        pending=make(config.placements.pending_s),
+        guessed=make(config.placements.guess_s),
         heat=HeatMap(config.hot_prefix),
-        placed=Placements(config.placements.guess_s) if keeps_placements else None,
+        placed=make(config.placements.guess_s) if keeps_placements else None,
     )
 
 
@@ -117,14 +118,14 @@ class App:
         self.reader = reader
         self.pool = UpstreamPool(UpstreamSettings(**structs.asdict(config.upstream)))
         self.know = _knowledge(config, reader)
-        self.fleet = FleetTable(reader, config.replicas)
+        self.fleet = FleetTable(reader, config.replicas, config.adapters)
         jitter = random.Random(seed)  # noqa: S311 - spreads checks, guards nothing
         self.health = Health(self.fleet, self.pool, config.health, jitter)
         self.feedback = Feedback(
             self.know, clock, Diagnoses(time.time), getattr(reader, "clears", dict)
         )
         self.upkeep = Upkeep(self.know, self.fleet, config.placements.guess_s, clock, self.feedback)
-        self.prompts = PromptReader(codecs, load_codec(None))
+        self.prompts = PromptReader(codecs, load_codec(None), base_of=self.fleet.adapters.base_of)
         self.trace = DecisionTrace(config.decisions_kept)
         self.metrics = Metrics()
         self.metrics.registry.register(TrustMetrics(self.feedback, self.fleet.members))
@@ -159,6 +160,7 @@ class App:
                 feedback=self.feedback,
                 gate=self.gate,
                 billing=self.billing,
+                quotas=open_quotas(config, self.metrics.registry),
             )
         )
         self.view = self._build_view()

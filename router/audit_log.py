@@ -82,6 +82,7 @@ class AuditLog:
             raise self._error(error) from None
         try:
             self._resume()
+            os.fchmod(self._fd, MODE)
         except (OSError, AuditError) as error:
             os.close(self._fd)
             raise self._error(error) from None
@@ -156,7 +157,6 @@ class AuditLog:
         except BlockingIOError:
             message = "expected a file that no other process writes"
             raise AuditError(message) from None
-        os.fchmod(self._fd, MODE)
         return kept.st_size
 
     def _resume(self) -> None:
@@ -166,14 +166,15 @@ class AuditLog:
             self._is_torn = False
             return
         lines = self._last_lines(size_bytes)
-        if lines[-1]:
-            self._write(b"\n")
-        else:
+        has_end = not lines[-1]
+        if has_end:
             del lines[-1]
         records = [record for record in map(_decoded, lines) if record is not None]
         if not records and (len(lines) > 1 or not _is_beginning(lines[-1])):
             message = "expected the records of an audit log"
             raise AuditError(message)
+        if not has_end:
+            self._write(b"\n")
         self._number = records[-1].number if records else 0
         self._prev = line_digest(lines[-1])
         self._is_torn = False

@@ -21,6 +21,7 @@ from router.reply import json_response
 from router.tenant import tenant_of
 from state.client import STORE_ERRORS, RedisSettings, command_client, describe
 from state.prefix import namespace_of
+from state.rhythm import check_cancelled
 from state.scope_held import held_blocks
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class Billing(Collector):
         self._scopes = {one.scope: ScopeHeld(scope=one.scope) for one in known}
         self._counted_s: float | None = None
         self._last_fault = ""
+        self.lock = asyncio.Lock()
+        """Held while the store is asked: whoever ends ``run`` takes it first."""
 
     def add(self, record: DecisionRecord) -> None:
         """Count one request that ended."""
@@ -180,7 +183,9 @@ class Billing(Collector):
         )
         try:
             while True:
-                await self._count(client, reader, self._namespaces(scopes, identities()))
+                check_cancelled()
+                async with self.lock:
+                    await self._count(client, reader, self._namespaces(scopes, identities()))
                 await asyncio.sleep(self._settings.interval_s)
         finally:
             await client.aclose()

@@ -37,9 +37,11 @@ if TYPE_CHECKING:
     from state.lease import Lease, LeaseBook, Outcome
     from state.model import Tip
     from state.placement import Placement, Placements
+    from state.scope_placement import ScopedPlacements
     from state.secret import ChainKeys
     from state.store import FleetReader
 
+DEFAULT_BLOCK_TOKENS = 64
 PREFIX_KEYS = 8
 """First blocks whose ids a rule may hash."""
 
@@ -49,8 +51,9 @@ class Routed:
     """A request on its way: what was read of it, and what was computed so far.
 
     ``units`` are tokens, or bytes where no tokenizer is known (``is_exact`` False). ``can_pin``:
-    an engine with data-parallel ranks lets the router choose one of them. ``tenant`` is whose it
-    is, where there are tenants.
+    an engine with data-parallel ranks lets the router choose one of them. ``is_loadable``: its
+    model is an adapter that engines load when they are asked for it. ``tenant`` is whose it is,
+    where there are tenants, and ``scope`` whom that one shares prefixes with.
     """
 
     prompt: ReadPrompt
@@ -61,9 +64,19 @@ class Routed:
     arrival: Arrival = NO_HEAT
     is_observed: bool = False
     forecasts: dict[ReplicaId, Forecast] = field(default_factory=dict)
-    """Of the last look, where the view shows something else than was known."""
+    """Of the last look, where a view does not show all that was known."""
     can_pin: bool = True
+    is_loadable: bool = False
     tenant: str | None = None
+    scope: str = ""
+
+    @property
+    def block_tokens(self) -> int:
+        """The tokens of one block of its chains, for replicas that were looked at first."""
+        if not self.branches:
+            return DEFAULT_BLOCK_TOKENS
+        block = self.branches[0].identity.block_tokens
+        return block if self.is_exact else max(1, block // BYTES_PER_TOKEN)
 
     @property
     def heat(self) -> Heat | None:
@@ -133,14 +146,14 @@ class Knowledge:
 
     reader: FleetReader
     leases: LeaseBook
-    pending: Placements
-    guessed: Placements
+    pending: Placements | ScopedPlacements
+    guessed: Placements | ScopedPlacements
     heat: HeatMap
     footprints: Footprints = field(default_factory=Footprints)
     trust: Trust = field(default_factory=Trust)
     learned: Learned = field(default_factory=Learned)
     speeds: Speeds = field(default_factory=Speeds)
-    placed: Placements | None = None
+    placed: Placements | ScopedPlacements | None = None
 
 
 class _Decided(NamedTuple):
@@ -227,15 +240,16 @@ class Chooser:
         is_told = is_live and self.outlook.is_told(routed, member)
         tip = tip_of(self.outlook.branch(routed, member).chains) if is_told else None
         lease, due_ms = self._lease(routed, decision, views, now_s, tip)
-        book = self._know.pending if is_told else self._know.guessed
+        guessed = self._know.guessed.of(routed.scope)
+        book = self._know.pending.of(routed.scope) if is_told else guessed
         chains = self.outlook.branch(routed, member).chains
         placements = [book.place(member.replica, chain, now_s) for chain in chains]
         if self._know.placed is not None:
+            placed = self._know.placed.of(routed.scope)
             for chain in chains:
-                self._know.placed.place(member.replica, chain, now_s)
+                placed.place(member.replica, chain, now_s)
         shadows: list[tuple[Placements, Placement]] = []
         if routed.prompt.shadows:
-            guessed = self._know.guessed
             shadows = place_shadows(routed.prompt, member.replica, guessed, self.outlook, now_s)
         footprint = self._occupy(routed, member)
         choice = Choice(member, decision, lease, book, placements, footprint, is_told, shadows)

@@ -16,6 +16,7 @@ from policies.expected_ttft import ExpectedTtft
 from policies.hold import HoldSettings
 from policies.hot import HotSettings
 from policies.union import AnyPolicy
+from router.adapter import AdapterSettings
 from router.billing_setting import BillingSettings
 from router.decision_log import DecisionLogSettings
 from router.expected import explained
@@ -183,6 +184,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     replicas: tuple[StaticReplica, ...] = ()
     attend_sidecars: bool = True
     models: tuple[ModelSettings, ...] = ()
+    adapters: tuple[AdapterSettings, ...] = ()
     tokens: TokenSettings = TokenSettings()
     state: StateSettings = StateSettings()
     policy: AnyPolicy = ExpectedTtft()

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from policies.draw import draw_below
 from policies.model import Decision, ReplicaView, RoutingRequest
+from router.adapter import announced_of
 from router.chooser import BYTES_PER_TOKEN
 from router.log_file import LogFile
 
@@ -329,7 +330,7 @@ def logged(
 
 def with_chains(decision: LoggedDecision, choice: Choice, routed: Routed) -> LoggedDecision:
     """Return ``decision`` with the ids of the prompt's blocks on the chosen replica."""
-    announced = choice.member.identity if routed.is_exact else None
+    announced = announced_of(routed, choice.member) if routed.is_exact else None
     units = 1 if routed.is_exact else BYTES_PER_TOKEN
     for branch in routed.branches:
         if branch.announced == announced:

@@ -39,6 +39,8 @@ LOG_PAUSE_S: Final = 60.0
 """What begins again so soon after it ended is shown and not logged."""
 NEWEST: Final = 12
 """Of the recent requests, those whose ratios are compared: older ones may have been right."""
+NEARLY: Final = 0.9
+"""What is no more than a page or a block short of a prediction is not what broke."""
 EVEN_OCTAVES: Final = 0.25
 """How far ratios may spread, as a standard deviation, and be one constant."""
 RATIO_OCTAVES: Final = 0.5
@@ -147,7 +149,7 @@ class Diagnoses:
     def look(self, key: BookKey, book: Book, now_s: float) -> None:
         """Begin, change or end the finding about ``key``, as its book says now."""
         active = self._active.get(key)
-        if active is None and not has_trouble(book):
+        if active is None and not book.is_in_trouble:
             return
         kind = kind_of(key.ground, book)
         if active is not None:
@@ -217,11 +219,6 @@ class Diagnoses:
             )  # fmt: skip
 
 
-def has_trouble(book: Book) -> bool:
-    """Return whether anything of a book is significantly low."""
-    return book.precision.is_low or book.recall.is_low or book.lengths.is_low
-
-
 def kind_of(ground: Ground, book: Book) -> Kind | None:
     """Return what is wrong by what the requests show; None where nothing is.
 
@@ -232,11 +229,11 @@ def kind_of(ground: Ground, book: Book) -> Kind | None:
         return Kind.PROMPT_MISMATCH
     if book.precision.is_low and _never_hits(book.recent):
         return Kind.NO_HITS
-    if ground is not Ground.EVENTS or not has_trouble(book):
+    if ground is not Ground.EVENTS or not book.is_in_trouble:
         return None
     if _is_constant(book.recent):
         return Kind.CONSTANT_RATIO
-    if len(book.recent) < RECENT:
+    if len(book.recent) < RECENT or _has_just_broken(book.recent):
         return None  # a few more may say what it is
     return Kind.LOW_PRECISION if book.precision.is_low else Kind.MISSING_EVENTS
 
@@ -275,6 +272,14 @@ def _never_hits(recent: Sequence[Recent]) -> bool:
     """Return whether the last reports of predicted tokens were all 0."""
     told = [one.reported_tokens for one in recent if one.certain_tokens]
     return len(told) >= MIN_REQUESTS and not any(told[-int(MIN_REQUESTS) :])
+
+
+def _has_just_broken(recent: Sequence[Recent]) -> bool:
+    """Return whether all went wrong from some point on, and only a few requests did since."""
+    wrong = [
+        one.reported_tokens < NEARLY * one.certain_tokens for one in recent if one.certain_tokens
+    ]
+    return 0 < sum(wrong) < NEWEST and all(wrong[-sum(wrong) :])
 
 
 def _is_constant(recent: Sequence[Recent]) -> bool:

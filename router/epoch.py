@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,7 @@ from router.config import ConfigError
 from router.tenant import tenant_of
 from state.client import STORE_ERRORS, RedisSettings, command_client, describe
 from state.prefix import namespace_of, salt_scope
+from state.rhythm import check_cancelled
 from state.scope_book import EpochBook, ended_names
 from state.scope_epoch import EpochCodec
 from state.scope_file import EpochFile, ScopeFileError
@@ -39,6 +41,9 @@ SHARE_S: Final = 2.0
 HEARD_S: Final = 1.0
 """How long a start waits for the store's epochs."""
 RETRY_S: Final = 1.0
+RECHECK_S: Final = 5.0
+LATE_S: Final = 600.0
+"""So long what ended is looked for again: requests that were under way still leave their blocks."""
 ENDED_KEPT: Final = 4_096
 """Scopes of ended epochs that wait to be taken out of the index; older ones are left to expire."""
 _STORE_TIMEOUT_S: Final = 1.0
@@ -68,12 +73,12 @@ class View:
     """What the life of scopes touches elsewhere in the process.
 
     ``replicas``: whose residency may have to go. ``identities``: what is known to have chains, the
-    scope apart. ``forget``: drop what is kept for these scopes.
+    scope apart. ``forget``: drop what is kept of a scope, and of its chains that ended.
     """
 
     replicas: Callable[[], Collection[ReplicaId]]
     identities: Callable[[], Iterable[ModelIdentity]]
-    forget: Callable[[Collection[str]], Forgotten]
+    forget: Callable[[str, Collection[str]], Forgotten]
 
 
 class ScopeEpochs:
@@ -103,10 +108,13 @@ class ScopeEpochs:
         self.of = self.book.of
         self.exchange = self.book.exchange
         self.view: View | None = None
+        self._clock = clock
         self._ended: dict[str, None] = {}
+        self._late: dict[str, float] = {}
         self._changes = asyncio.Event()
         self._changes.set()
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
+        """Held while the store or the disk is at work: whoever ends ``run`` takes it first."""
         self._is_kept = False
         self._last_fault = ""
         self._local = Forgotten()
@@ -127,11 +135,16 @@ class ScopeEpochs:
     async def run(self) -> None:
         """Keep what changes in the file, and take away what ended; for ever."""
         while True:
-            await self._changes.wait()
+            check_cancelled()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RECHECK_S if self._late else None):
+                    await self._changes.wait()
             self._changes.clear()
-            async with self._lock:
+            now_s = self._clock()
+            self._late = {name: until for name, until in self._late.items() if until > now_s}
+            async with self.lock:
                 is_kept = await self._keep()
-                purged = await self._purge(dict(self._ended))
+                purged = await self._purge([*self._ended, *self._late])
             if not is_kept or purged is None:
                 self._changes.set()
                 await asyncio.sleep(RETRY_S)
@@ -141,7 +154,7 @@ class ScopeEpochs:
 
         Raises nothing that the store or the disk does: both are tried again in the background.
         """
-        async with self._lock:
+        async with self.lock:
             before, self._local = self.book.epoch(scope), Forgotten()
             now = self.book.begin(scope, keeps_previous=keeps_previous)
             digests = [self._digest(scope, name) for name in ended_names(before, now)]
@@ -165,11 +178,12 @@ class ScopeEpochs:
     def _changed(self, scope: str, before: ScopeEpoch, now: ScopeEpoch) -> None:
         digests = [self._digest(scope, name) for name in ended_names(before, now)]
         self._ended |= dict.fromkeys(digests)
-        while len(self._ended) > ENDED_KEPT:
-            del self._ended[next(iter(self._ended))]
+        for kept in (self._ended, self._late):
+            while len(kept) > ENDED_KEPT:
+                del kept[next(iter(kept))]
         self._is_kept = False
         if self.view is not None and digests:
-            self._local = self.view.forget(digests)
+            self._local = self.view.forget(scope, digests)
         self._changes.set()
 
     def live_digests(self, scope: str) -> list[str]:
@@ -212,6 +226,7 @@ class ScopeEpochs:
             await client.aclose()
         for digest in digests:
             self._ended.pop(digest, None)
+            self._late.setdefault(digest, self._clock() + LATE_S)
         return purged
 
     def _note(self, fault: str) -> None:

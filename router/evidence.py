@@ -126,6 +126,11 @@ class Learned:
             kept = [proof for proof in self._waiting if proof.replica != replica]
             self._waiting = deque(kept, maxlen=MAX_WAITING)
 
+    def clear(self) -> None:
+        """Void all: chains of a scope ended, and whose a block was cannot be told."""
+        self._expiry_s.clear()
+        self._waiting.clear()
+
     def resident(self, replica: ReplicaId) -> int:
         """Return how many blocks were learned of ``replica``."""
         return len(self._expiry_s.get(replica, ()))

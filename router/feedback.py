@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from router.adapter import announced_of
 from router.forecast import forecast_of, ground_of
 from router.outlook import BYTES_PER_TOKEN
 from router.token_source import has_other_length
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from router.diagnosis import Diagnoses
     from router.forecast import Forecast
     from router.observer import Usage
+    from router.outlook import Branch
     from router.trust import TrustRow
     from state.model import BlockId, ReplicaId
 
@@ -61,11 +63,12 @@ class Feedback:
         routed = call.routed
         if routed is None or usage is None or not call.choices or not routed.prompt.prompts:
             return
-        if call.outcome != DONE or call.status >= FIRST_ERROR_STATUS:
+        if call.outcome != DONE or call.status >= FIRST_ERROR_STATUS or routed.prompt.has_media:
             return
         choice = call.choices[-1]
         ground = ground_of(routed, is_told=choice.is_told)
-        block_tokens = self._block_tokens(routed, choice)
+        branch = _branch(routed, choice)
+        block_tokens = branch.identity.block_tokens // (1 if routed.is_exact else BYTES_PER_TOKEN)
         forecast = forecast_of(routed, choice)
         seen = self._observation(routed, choice, usage, forecast, block_tokens)
         now_s = self.clock()
@@ -73,7 +76,7 @@ class Feedback:
         book = self.know.trust.observe(key, seen, now_s, tenant)
         self.diagnoses.look(key, book, now_s)
         if ground is Ground.EVENTS and seen.has_recall and seen.reported_tokens is not None:
-            self._learn(routed, choice, seen, forecast, block_tokens)
+            self._learn(choice, seen, forecast, branch)
 
     def tick(self, now_s: float) -> None:
         """Let what is old end; every ``TICK_S`` at most."""
@@ -129,22 +132,16 @@ class Feedback:
             has_length=None if is_other is None else not is_other,
         )
 
-    def _learn(
-        self,
-        routed: Routed,
-        choice: Choice,
-        seen: Observation,
-        forecast: Forecast,
-        block_tokens: int,
-    ) -> None:
+    def _learn(self, choice: Choice, seen: Observation, forecast: Forecast, branch: Branch) -> None:
         """Take what a report proves, or disproves, of blocks that no event told of."""
         learned, replica = self.know.learned, choice.member.replica
+        block_tokens = branch.identity.block_tokens
         reported = seen.reported_tokens or 0
         proved = reported // block_tokens
         is_more = proved > forecast.promised_tokens // block_tokens
         if (not is_more and not learned.resident(replica)) or seen.has_length is False:
             return
-        [chain] = self._chains(routed, choice)
+        [chain] = branch.chains
         if is_more:
             most_tokens = choice.member.capacity_tokens
             room = {} if most_tokens is None else {"most_blocks": most_tokens // block_tokens}
@@ -159,19 +156,12 @@ class Feedback:
         registered = self.know.reader.replicas().get(choice.member.replica)
         return registered.record.page_tokens if registered is not None else None
 
-    @staticmethod
-    def _block_tokens(routed: Routed, choice: Choice) -> int:
-        announced = choice.member.identity if routed.is_exact else None
-        for branch in routed.branches:
-            if branch.announced == announced:
-                return branch.identity.block_tokens // (1 if routed.is_exact else BYTES_PER_TOKEN)
-        return 1
-
-    @staticmethod
-    def _chains(routed: Routed, choice: Choice) -> tuple[tuple[BlockId, ...], ...]:
-        announced = choice.member.identity
-        return next(one.chains for one in routed.branches if one.announced == announced)
-
     def _is_told(self, replica: ReplicaId, block: BlockId) -> bool:
         overlap = self.know.reader.overlap((block,)).get(replica)
         return overlap is not None and overlap.gpu_blocks > 0
+
+
+def _branch(routed: Routed, choice: Choice) -> Branch:
+    """Return the chains that were looked up for the chosen replica."""
+    announced = announced_of(routed, choice.member) if routed.is_exact else None
+    return next(branch for branch in routed.branches if branch.announced == announced)

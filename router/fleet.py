@@ -8,18 +8,21 @@ holds never matters.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct, structs
 
+from router.adapter import NONE, Adapters
 from router.config import replica_name
 from router.upstream import Endpoint
 from state.model import ModelIdentity, ReplicaId, ReplicaLoad
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Sequence
 
+    from router.adapter import AdapterSettings
     from router.config import StaticReplica
     from state.model import ReplicaState
     from state.store import FleetReader
@@ -37,6 +40,7 @@ class Member(Struct, frozen=True, kw_only=True):
     replica, whose models are what its own ``/v1/models`` answers. ``is_registered``: a sidecar
     vouches for it; ``has_events``: and tells what it holds. ``can_fetch``: its engine takes KV
     pages from another one, and gives them. ``rank``: it is one of several behind ``endpoint``.
+    ``adapters`` has what the chains of each adapter start from that the replica has loaded.
     """
 
     replica: ReplicaId
@@ -49,6 +53,7 @@ class Member(Struct, frozen=True, kw_only=True):
     capacity_tokens: int | None = None
     can_fetch: bool = False
     rank: int | None = None
+    adapters: Mapping[str, ModelIdentity] = NONE
 
 
 class Pulse(Protocol):
@@ -83,7 +88,7 @@ def is_unfit(host: str) -> bool:
     return address.is_link_local or address.is_multicast or address.is_unspecified
 
 
-def registered_member(state: ReplicaState) -> Member | None:
+def registered_member(state: ReplicaState, adapters: Adapters | None = None) -> Member | None:
     """Return the member that a registry entry describes; None when its address is unusable."""
     record = state.record
     try:
@@ -104,14 +109,21 @@ def registered_member(state: ReplicaState) -> Member | None:
         capacity_tokens=None if capacity is None else capacity * record.page_tokens,
         can_fetch=record.can_fetch,
         rank=record.rank,
+        adapters=(adapters or Adapters()).of(record),
     )
 
 
 class FleetTable:
     """The current members, rebuilt only when the registry changed."""
 
-    def __init__(self, reader: FleetReader, configured: Iterable[StaticReplica]) -> None:
+    def __init__(
+        self,
+        reader: FleetReader,
+        configured: Iterable[StaticReplica],
+        adapters: Sequence[AdapterSettings] = (),
+    ) -> None:
         self._reader = reader
+        self.adapters = Adapters(adapters)
         given = tuple(configured)
         self._configured = tuple(static_member(settings) for settings in given)
         self._assumed = {replica_name(one) for one in given if one.kv_capacity_tokens is None}
@@ -146,7 +158,10 @@ class FleetTable:
         return self._members
 
     def _merge(self, registered: Mapping[ReplicaId, ReplicaState]) -> dict[ReplicaId, Member]:
-        known = {name: registered_member(state) for name, state in sorted(registered.items())}
+        known = {
+            name: registered_member(state, self.adapters)
+            for name, state in sorted(registered.items())
+        }
         self._note_unusable(frozenset(name for name, member in known.items() if member is None))
         members = [member for member in known.values() if member is not None]
         merged = {member.replica: self._shared(member) for member in members}
@@ -155,6 +170,7 @@ class FleetTable:
         for member in self._configured:
             if member.endpoint not in taken and member.replica not in merged:
                 merged[member.replica] = member
+        self.adapters.settle(merged.values())
         return merged
 
     def _note_unusable(self, unusable: frozenset[ReplicaId]) -> None:
@@ -172,7 +188,15 @@ class FleetTable:
     def candidates(
         self, model: str | None, pulse: Pulse, tried: Collection[ReplicaId] = ()
     ) -> list[Member]:
-        """Return the members that may be sent a request for ``model`` (None: any model)."""
+        """Return the members that may be sent a request for ``model`` (None: any model).
+
+        Those that have it; where it may be loaded and none has, those of its base model.
+        """
+        able = self._able(model, pulse, tried)
+        base = None if able or model is None else self.adapters.loadable_base(model)
+        return able if base is None else self._able(base, pulse, tried)
+
+    def _able(self, model: str | None, pulse: Pulse, tried: Collection[ReplicaId]) -> list[Member]:
         return [
             member
             for member in self.members().values()
@@ -186,11 +210,14 @@ class FleetTable:
     def served(member: Member, pulse: Pulse) -> frozenset[str]:
         """Return the models that ``member`` serves."""
         told = pulse.served_models(member.replica)
-        return told if member.identity is None else told | {member.identity.model}
+        own = told if member.identity is None else told | {member.identity.model}
+        return own.union(member.adapters) if member.adapters else own
 
     def serves(self, member: Member, model: str, pulse: Pulse) -> bool:
         """Return whether ``member`` serves ``model``."""
         if member.identity is not None and member.identity.model == model:
+            return True
+        if model in member.adapters:
             return True
         return model in pulse.served_models(member.replica)
 

@@ -47,7 +47,7 @@ UNSALTED_PATHS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/transl
 """Forms, in which no engine takes a salt."""
 _NETWORK_BYTES: Final = 8
 _NOBODY: Final = bytes(hashlib.sha256().digest_size)
-_UNKNOWN: Final = "Authorization: expected Bearer and an API key that is known here"
+_UNKNOWN: Final = "API key: expected a known one, in Authorization: Bearer or in X-Api-Key"
 
 
 class _Known(Struct, frozen=True):

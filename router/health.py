@@ -40,6 +40,7 @@ HTTP_ERROR = 500
 
 class _ModelCard(msgspec.Struct, frozen=True):
     id: str
+    parent: object = None
 
 
 class _ModelList(msgspec.Struct, frozen=True):
@@ -183,7 +184,11 @@ class Health:
             listed = msgspec.json.decode(body, type=_ModelList)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return
-        check.models = frozenset(card.id for card in listed.data)
+        # Which adapters a registered replica has, its record tells sooner than this list.
+        has_record = member.is_registered
+        check.models = frozenset(
+            card.id for card in listed.data if card.parent is None or not has_record
+        )
 
     def _note(self, member: Member, check: _Check, *, is_good: bool) -> None:
         was_up = check.is_up

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -16,6 +17,7 @@ from router.config import ConfigError
 from router.epoch import Forgotten, View
 from router.scope_admin import ScopeAdmin, ScopeAdminParts
 from router.upkeep import supervise
+from state.scope_placement import ScopedPlacements
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -70,8 +72,12 @@ class Lifecycle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
+        async with AsyncExitStack() as at_rest:  # no command of theirs is under way
+            await at_rest.enter_async_context(self._scopes.lock)
+            if self._app.billing is not None:
+                await at_rest.enter_async_context(self._app.billing.lock)
+            for task in self._tasks:
+                task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._audit is not None:
             self._audit.close()
@@ -90,7 +96,14 @@ class Lifecycle:
     def _identities(self) -> set[ModelIdentity]:
         registered = self._app.reader.replicas().values()
         announced = {state.record.identity for state in registered}
+        for member in self._app.fleet.members().values():
+            announced.update(member.adapters.values())
         return announced | self._app.chooser.outlook.identities()
 
-    def _forget(self, scopes: Collection[str]) -> Forgotten:
-        return Forgotten(roots=self._app.chooser.outlook.forget(scopes))
+    def _forget(self, scope: str, ended: Collection[str]) -> Forgotten:
+        know = self._app.know
+        books = (know.pending, know.guessed, know.placed)
+        placements = sum(book.end(scope) for book in books if isinstance(book, ScopedPlacements))
+        roots = self._app.chooser.outlook.forget(ended)
+        know.learned.clear()
+        return Forgotten(placements=placements, roots=roots)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct, structs
 
 from policies.view import Facts, Warmth, view_of
+from router.adapter import announced_of
 from router.forecast import Forecast, credited, ground_of
+from router.media import held_heads, raised
 from router.rank import is_reached
 from router.shadow import approximate_identity
 from router.trust import BookKey
@@ -30,6 +32,7 @@ BYTES_PER_TOKEN = 4
 ROOTS_KEPT = 1_024
 """Identities whose chain root is remembered; clients choose salts, so there may be any number."""
 NOTHING: Mapping[ReplicaId, int] = MappingProxyType({})
+NOBODY: frozenset[ReplicaId] = frozenset()
 NO_WARMTH = Warmth()
 
 
@@ -72,7 +75,7 @@ class Outlook:
 
     def branch(self, routed: Routed, member: Member) -> Branch:
         """Return the chains of this request on ``member``, made once per announced identity."""
-        announced = member.identity if routed.is_exact else None
+        announced = announced_of(routed, member) if routed.is_exact else None
         for branch in routed.branches:
             if branch.announced is announced:
                 return branch
@@ -115,7 +118,10 @@ class Outlook:
         know = self._know
         foreign = know.reader.foreign_leases()
         routed.forecasts.clear()
+        partly = know.trust.credits
+        doubted = {key.replica for key in partly} if partly else NOBODY
         found: dict[int, list[_Found]] = {}
+        heads = held_heads(routed, candidates, self, know.reader)
         views = []
         for member in candidates:
             replica = member.replica
@@ -128,8 +134,9 @@ class Outlook:
             warmth = NO_WARMTH
             if is_reached(routed, member):
                 warmth, proved = self._warmth(routed, member, branch, finds, tips, is_live=is_live)
-                if proved or know.trust.credits:
+                if proved or replica in doubted:
                     warmth = self._trusted(routed, member, warmth, proved, is_live=is_live)
+                warmth = raised(warmth, heads.get(replica, 0))
             speed = know.speeds.of(replica)
             facts = Facts(
                 member.load,
@@ -144,15 +151,16 @@ class Outlook:
 
     def _look_up(self, routed: Routed, branch: Branch, now_s: float) -> list[_Found]:
         """Return who holds what of each prompt: by event, placed just now, or by guess."""
-        know = self._know
+        know, scope = self._know, routed.scope
+        pending, guessed, placed = know.pending.of(scope), know.guessed.of(scope), know.placed
         told = [know.reader.overlap(chain) for chain in branch.chains]
         return [
             _Found(
                 prompt.count,
                 resident,
-                know.pending.overlap(chain, now_s),
-                know.guessed.overlap(chain, now_s),
-                know.placed.overlap(chain, now_s) if know.placed is not None else NOTHING,
+                pending.overlap(chain, now_s),
+                guessed.overlap(chain, now_s),
+                NOTHING if placed is None else placed.of(scope).overlap(chain, now_s),
                 know.learned.overlap(chain, resident, now_s) if know.learned else NOTHING,
                 chain,
             )
@@ -227,7 +235,12 @@ class Outlook:
             return warmth, proved_tokens
         pending = min(warmth.pending_tokens, room_tokens)
         left = Warmth(room_tokens, pending, 0, warmth.placed_tokens)
-        return left, min(proved_tokens, room_tokens - pending)
+        proved = min(proved_tokens, room_tokens - pending)
+        reach_tokens = warmth.cached_tokens + warmth.lower_tier_tokens - proved
+        routed.forecasts[member.replica] = Forecast(  # or nothing is pushed out, after all
+            room_tokens - pending - proved, reach_tokens, proved
+        )
+        return left, proved
 
     def _trusted(
         self, routed: Routed, member: Member, warmth: Warmth, proved_tokens: int, *, is_live: bool
@@ -238,11 +251,12 @@ class Outlook:
         credit = self._know.trust.credits.get(key, 1.0)
         if credit >= 1.0 and not proved_tokens:
             return warmth
-        certain_tokens = warmth.cached_tokens - warmth.pending_tokens - proved_tokens
-        reach_tokens = warmth.cached_tokens + warmth.lower_tier_tokens - proved_tokens
-        routed.forecasts[member.replica] = Forecast(
-            certain_tokens, reach_tokens, proved_tokens, credit
-        )
+        known = routed.forecasts.get(member.replica)
+        if known is None:
+            certain_tokens = warmth.cached_tokens - warmth.pending_tokens - proved_tokens
+            reach_tokens = warmth.cached_tokens + warmth.lower_tier_tokens - proved_tokens
+            known = Forecast(certain_tokens, reach_tokens, proved_tokens)
+        routed.forecasts[member.replica] = known._replace(credit=credit)
         return credited(warmth, credit)
 
 

@@ -27,6 +27,7 @@ from router.error import (
     RouterError,
 )
 from router.forecast import credits_of, promised_tokens
+from router.hit_report import HitReports
 from router.rank import UNPINNED_PATHS, mates
 from router.relay import LeftAfterEndError, RelayRequest, relay
 from router.reply import error_response
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from router.health import Health
     from router.hold import Hold
     from router.metrics import Metrics
+    from router.quota import Quotas
     from router.request import Request
     from router.token_source import TokenSource
     from router.trace import DecisionTrace
@@ -89,6 +91,7 @@ class ProxyParts:
     feedback: Feedback | None = None
     gate: Gate | None = None
     billing: Billing | None = None
+    quotas: Quotas | None = None
 
 
 class _NamesModel(Struct, frozen=True):
@@ -115,6 +118,7 @@ class Proxy:
 
     def __init__(self, parts: ProxyParts) -> None:
         self._parts = parts
+        self._hits = HitReports()
         self._idle = asyncio.Event()
         self._idle.set()
         self.open_requests = 0
@@ -148,6 +152,8 @@ class Proxy:
             raise
         finally:
             self.open_requests -= 1
+            if call.slot is not None:
+                call.slot.end()
             if not self.open_requests:
                 self._idle.set()
             self._account(call)
@@ -157,9 +163,7 @@ class Proxy:
         body = await self._receive(request, call)
         began_s = parts.clock()
         prompt = await self._read(call.path, body)
-        call.routed = parts.chooser.route(prompt)
-        call.routed.tenant = call.tenant.name if call.tenant is not None else None
-        call.routed.can_pin = call.path not in UNPINNED_PATHS
+        call.routed = self._route(call, prompt)
         tried: set[ReplicaId] = set()
         while True:
             if parts.lookup is not None:
@@ -170,6 +174,8 @@ class Proxy:
                 choice = await self._hold(parts.hold, call, call.routed)
                 began_s += call.held_s
             parts.metrics.decided(choice.decision, parts.clock() - began_s)
+            if call.slot is not None:
+                call.slot.charge(call.routed, choice.decision)
             try:
                 return await self._attempt(request, body, call, choice)
             except ReplicaError as error:
@@ -185,12 +191,24 @@ class Proxy:
                     raise
                 began_s = parts.clock()
 
+    def _route(self, call: Call, prompt: ReadPrompt) -> Routed:
+        """Return what is to be routed, with what its path and its tenant say of it."""
+        routed = self._parts.chooser.route(prompt)
+        if call.tenant is not None:
+            routed.tenant, routed.scope = call.tenant.name, call.tenant.scope
+        routed.can_pin = call.path not in UNPINNED_PATHS
+        adapters = self._parts.fleet.adapters
+        routed.is_loadable = adapters.loadable_base(prompt.model) is not None
+        return routed
+
     async def _receive(self, request: Request, call: Call) -> bytes:
         """Return the body as it goes on: a tenant's has the salt of its scope, and no other."""
         gate, limits = self._parts.gate, self._parts.config.limits
         if gate is None:
             return await read_body(request, limits)
         call.tenant = gate.admit(request)
+        if self._parts.quotas is not None:
+            call.slot = self._parts.quotas.enter(call.tenant)
         return gate.salted(call.tenant, await read_body(request, limits))
 
     async def _read(self, path: str, body: bytes) -> ReadPrompt:
@@ -220,7 +238,7 @@ class Proxy:
         if choice is not None:
             return choice
         known = parts.fleet.models(parts.health)
-        if model is not None and known and model not in known:
+        if model is not None and known and model not in known and not routed.is_loadable:
             message = f"model: expected one of the served models, got {model[:64]!r}"
             raise ModelNotFoundError(message, param="model")
         message = "no replica can take the request now"
@@ -356,6 +374,7 @@ class Proxy:
         parts.metrics.finished(record)
         if parts.billing is not None:
             parts.billing.add(record)
+        self._hits.note(call, usage)
         if parts.feedback is not None:
             parts.feedback.note(call, usage, record.tenant)
         if routed is not None and parts.decisions is not None:

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from router.trust import TrustRow
 from state.client import redact
-from state.facts import key_check
+from state.facts import facts_of, key_check
 from state.model import ReplicaFacts, ReplicaLoad, Rung
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from state.store import FleetReader
 
 RECENT_DECISIONS: Final = 200
+LONG_TOKENS: Final = 512
+"""Prompts below are read as bytes on purpose where the engine would have to be asked."""
 
 
 class ReplicaView(Struct, frozen=True, kw_only=True):
@@ -77,18 +79,18 @@ class ModelView(Struct, frozen=True, kw_only=True):
 class RequestCounts(Struct, frozen=True, kw_only=True):
     """The last requests by what was known of them, at most ``RECENT_DECISIONS``.
 
-    ``unroutable`` counts, by reason, those whose prefix could not be computed; ``inexact`` those
-    known by their bytes; ``short`` those with fewer tokens than a block; ``salted`` those with a
-    cache salt. ``answered`` counts, by replica, those that ended well, ``unreported`` those of them
-    whose engine did not tell what it found in its cache.
+    ``unroutable`` counts, by reason, those whose prefix could not be computed; ``inexact`` those of
+    ``LONG_TOKENS`` and more that are known by their bytes only; ``short`` those with fewer tokens
+    than a block. ``answered`` counts, by replica, those that ended well, ``salted`` those of them
+    with a cache salt, ``unreported`` those whose engine did not tell what it found in its cache.
     """
 
     requests: int = 0
     unroutable: dict[str, int] = {}
     inexact: int = 0
     short: int = 0
-    salted: int = 0
     answered: dict[str, int] = {}
+    salted: dict[str, int] = {}
     unreported: dict[str, int] = {}
 
 
@@ -145,12 +147,13 @@ class FleetView:
         for row in parts.trust():
             if row.replica is not None:
                 trust.setdefault(row.replica, []).append(row)
+        records = {name: state.record for name, state in registered.items()}
         return [
             self._replica(
                 member,
                 holdings.get(name, 0),
-                registered[name].record if name in registered else None,
-                facts.get(name),
+                records.get(name),
+                facts_of(records.get(name), facts),
                 tuple(trust.get(name, ())),
             )
             for name, member in parts.fleet.members().items()
@@ -229,7 +232,8 @@ class FleetView:
         unroutable: Counter[str] = Counter()
         answered: Counter[str] = Counter()
         unreported: Counter[str] = Counter()
-        requests = inexact = short = salted = 0
+        salted: Counter[str] = Counter()
+        requests = inexact = short = 0
         members = self._parts.fleet.members().values()
         blocks = [m.identity.block_tokens for m in members if m.identity is not None]
         least_block = min(blocks, default=0)
@@ -238,19 +242,19 @@ class FleetView:
             if record.attempts and record.status == HTTPStatus.OK:
                 replica = record.attempts[-1].decision.replica
                 answered[replica] += 1
+                salted[replica] += record.is_salted
                 unreported[replica] += record.reported_cached_tokens is None
             if record.unroutable is not None:
                 unroutable[str(record.unroutable)] += 1
                 continue
-            inexact += not record.is_exact
-            salted += record.is_salted
+            inexact += not record.is_exact and record.prompt_tokens >= LONG_TOKENS
             short += record.prompt_tokens < least_block
         return RequestCounts(
             requests=requests,
             unroutable=dict(unroutable),
             inexact=inexact,
             short=short,
-            salted=salted,
+            salted=dict(salted),
             answered=dict(answered),
             unreported=dict(unreported),
         )

@@ -53,7 +53,7 @@ class TopKey:
     def __init__(self, name: str) -> None:
         self.name = name
         self.plain = name.encode()
-        self._pattern = re.compile(rb'(?<!\\)"%b"[ \t\r\n]*:' % b"".join(map(_spellings, name)))
+        self._pattern = re.compile(rb'"%b"[ \t\r\n]*:' % b"".join(map(_spellings, name)))
         nonce = secrets.token_hex(8)
         self._names = [f"{name}#{nonce}#{index}" for index in range(MAX_KEYS)]
         fields = [f"at_{index}" for index in range(MAX_KEYS)]

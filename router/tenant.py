@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
 from msgspec import Meta, Struct
 
+from router.quota_setting import QuotaSettings
 from state.model import NAME_PATTERN
 
 if TYPE_CHECKING:
@@ -49,13 +50,14 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     ``key_digests``: several while keys are changed. ``share``: ``tenant`` for prefixes of its own,
     or one of the configured ``groups``, whose tenants meet each other's. ``receipts``: answers have
-    x-warmroute-* headers, which tell what is cached.
+    x-warmroute-* headers, which tell what is cached. ``quota``: what it may take of what is shared.
     """
 
     name: Label
     key_digests: Annotated[tuple[Sha256Hex | KeyDigest, ...], Meta(min_length=1)]
     share: Label = OWN_SCOPE
     receipts: bool = False
+    quota: QuotaSettings = QuotaSettings()
 
 
 class Tenant(Struct, frozen=True, kw_only=True):

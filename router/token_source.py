@@ -134,14 +134,15 @@ class TokenSource:
 
     async def refined(self, path: str, body: bytes, prompt: ReadPrompt) -> ReadPrompt:
         """Return ``prompt``, which was read as bytes, with an engine's tokens where they help."""
-        source = self._parts.sources.get(prompt.model, self._parts.settings.source)
+        sources, base = self._parts.sources, self._parts.fleet.adapters.base_of(prompt.model)
+        source = sources.get(prompt.model) or sources.get(base or "", self._parts.settings.source)
         if source == "off":
             return structs.replace(prompt, prompts=(), unroutable=Unroutable.NO_TOKENIZER)
         is_fit = MIN_BODY_BYTES <= len(body) <= MAX_BODY_BYTES and len(prompt.prompts) == 1
         members = self._members(prompt.model) if source == "engine" and is_fit else ()
         if not members:
             return prompt
-        answer = await self._answer(path, body, prompt.model, members)
+        answer = await self._answer(path, body, prompt, members)
         self._results.labels(answer.result.value).inc()
         if answer.result is Result.WRONG:
             return structs.replace(prompt, prompts=(), unroutable=Unroutable.WRONG_TOKENS)
@@ -176,17 +177,18 @@ class TokenSource:
         return one_of_each_engine(member for member in candidates if member.has_events)
 
     async def _answer(
-        self, path: str, body: bytes, model: str, members: Sequence[Member]
+        self, path: str, body: bytes, prompt: ReadPrompt, members: Sequence[Member]
     ) -> Answer:
         tokenizers = {member.identity.tokenizer for member in members if member.identity}
         if len(tokenizers) != 1:
             return Answer(Result.MIXED)
-        if self._parts.clock() < self._distrusted_until_s.get(model, 0.0):
+        if self._parts.clock() < self._distrusted_until_s.get(prompt.model, 0.0):
             return Answer(Result.DISTRUSTED)
         question = await self._in_thread(len(body), partial(question_of, path, body))
         if question is None:
             return Answer(Result.REFUSED)
-        key = (tokenizers.pop(), question.digest)
+        # Answers that others waited for are others' where salts keep them apart.
+        key = (tokenizers.pop(), question.digest + prompt.salt.encode("utf-8", "surrogatepass"))
         known = self._known.get(key)
         if known is not None:
             return Answer(Result.KNOWN, known)

@@ -217,6 +217,11 @@ class Book:
             share.judge(now_s)
 
     @property
+    def is_in_trouble(self) -> bool:
+        """Whether anything is significantly low."""
+        return self.precision.is_low or self.recall.is_low or self.lengths.is_low
+
+    @property
     def credit(self) -> float:
         """The part of a prediction that counts, in [0, 1]."""
         if not self.precision.is_low:
@@ -287,10 +292,14 @@ class Trust:
         return book
 
     def tick(self, now_s: float) -> None:
-        """Let evidence grow old."""
+        """Let evidence grow old: that can only end what was said."""
         for key, book in self._books.items():
-            book.judge(now_s)
-            self._credit(key, book)
+            if book.is_in_trouble:
+                book.judge(now_s)
+                self._credit(key, book)
+        for book in self._tenants.values():
+            if book.is_in_trouble:
+                book.judge(now_s)
 
     def forget(self, replica: ReplicaId) -> None:
         """Drop what is known of ``replica``: it left, or began another life."""

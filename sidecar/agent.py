@@ -19,12 +19,24 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import zmq
 
+from sidecar.adapter import AdapterBook, has_nameless_pages
 from sidecar.announce import FencedError
-from sidecar.event import MalformedError, decode_batch
+from sidecar.deed import DeedWatch, Loss
+from sidecar.event import ClearedPages, MalformedError, decode_batch
 from sidecar.facts import FactBook
 from sidecar.fold import PageFolder, PageSizeError
+from sidecar.leave import drain
 from sidecar.metrics import RenewalReason, SidecarMetrics
-from sidecar.profile import SettingsError, chain_keys, discover, replica_name, with_page
+from sidecar.profile import (
+    SettingsError,
+    await_engine,
+    chain_keys,
+    discover,
+    is_same_life,
+    replica_name,
+    with_page,
+    with_weights,
+)
 from sidecar.scrape import EngineError
 from sidecar.silence import Silence
 from sidecar.subscriber import EventSubscriber, Reset, ResetReason
@@ -39,12 +51,9 @@ if TYPE_CHECKING:
     from sidecar.sequence import Batch
     from state.model import ReplicaId
 
-_STARTUP_POLL_S: Final = 0.25
-_DRAIN_POLL_S: Final = 0.2
-_IDLE_POLLS: Final = 2
-_FINISH_TIMEOUT_S: Final = 2.0
 _SOCKET_RETRY_S: Final = 5.0
 _LOST_LINK_POLL_S: Final = 0.25
+_MOST_TURN_S: Final = 0.002
 _MAX_PAGE_CHANGES: Final = 3
 _RENEWAL_OF_RESET: Final = {
     ResetReason.CONNECTED: RenewalReason.START,
@@ -71,6 +80,8 @@ class SidecarAgent:
         self._clock = clock
         self._replica: ReplicaId = replica_name(settings, client)
         self._sidecar = secrets.token_hex(8)
+        self._adapters = AdapterBook()
+        self._has_nameless_pages = False
         self._profile: EngineProfile | None = None
         self._folder: PageFolder | None = None
         self._subscriber: EventSubscriber | None = None
@@ -81,13 +92,14 @@ class SidecarAgent:
         self._source_changed = asyncio.Event()
         self._link_lost = asyncio.Event()
         self._silence = Silence(self._replica, settings.event_silence_s)
+        self._deeds = DeedWatch()
         self.metrics = SidecarMetrics(self._replica)
         self._keys = chain_keys(settings)
         self._facts = FactBook(self._keys, self.metrics)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``, then drain and deregister; raises FencedError."""
-        profile = await self._await_engine(stop)
+        profile = await await_engine(self._settings, self._client, self._replica, stop)
         if profile is None:
             return
         self.metrics.is_engine_up = True
@@ -102,7 +114,9 @@ class SidecarAgent:
                     tasks.create_task(self._watch()),
                 ]
                 await stop.wait()
-                await self._drain()
+                await drain(
+                    self._announcer, self._client, self._replica, self._settings.drain_grace_s
+                )
                 for task in background:
                     task.cancel()
         except BaseExceptionGroup as group:
@@ -110,21 +124,6 @@ class SidecarAgent:
             if expected is None:
                 raise
             raise expected.exceptions[0] from None
-
-    async def _await_engine(self, stop: asyncio.Event) -> EngineProfile | None:
-        """Return the engine's profile once it serves a model; None when stopped before."""
-        is_told = False
-        while not stop.is_set():
-            try:
-                return await discover(self._settings, self._client)
-            except EngineError as error:
-                if not is_told:
-                    _LOG.info("waiting for the engine: replica=%s %s", self._replica, error)
-                    is_told = True
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_STARTUP_POLL_S):
-                    await stop.wait()
-        return None
 
     def _begin_life(self, profile: EngineProfile, reason: RenewalReason) -> None:
         """Start from an empty cache under a new generation."""
@@ -134,6 +133,7 @@ class SidecarAgent:
             profile.page_tokens,
             keys=self._keys,
             capacity_pages=profile.capacity_pages,
+            adapter_keys=self._adapters.keys,
         )
         self.metrics.follow_folder(self._folder, reason)
         self._facts.begin(profile, self._folder, reason)
@@ -194,12 +194,15 @@ class SidecarAgent:
                 await asyncio.gather(reading, changed, return_exceptions=True)
 
     async def _read(self, subscriber: EventSubscriber) -> None:
+        turn_s = self._clock()
         async for delivery in subscriber.deliveries():
             if isinstance(delivery, Reset):
                 self._reset(delivery)
             elif not self._is_awaiting_reset:
                 self._fold(delivery)
-            await asyncio.sleep(0)  # a long replay must not hold up the heartbeats
+            if self._clock() - turn_s > _MOST_TURN_S:
+                await asyncio.sleep(0)  # a long replay must not hold up the heartbeats
+                turn_s = self._clock()
 
     def _reset(self, reset: Reset) -> None:
         if reset.reason is ResetReason.RESTARTED:
@@ -231,6 +234,7 @@ class SidecarAgent:
             counts.malformed_events += 1
             return
         self._facts.wire.look(batch, decoded)
+        self._deeds.hear(batch.sequence, decoded.events)
         if decoded.malformed_events and not counts.malformed_events:
             _LOG.warning("events that no known engine sends: replica=%s", self._replica)
         counts.malformed_events += decoded.malformed_events
@@ -285,6 +289,8 @@ class SidecarAgent:
         metrics = await self._metrics()
         self._announcer.report(metrics.load if metrics else None)
         self.metrics.is_engine_up = True
+        if metrics is not None and await self._is_resting(metrics):
+            return
         source = self._profile.source if self._profile is not None else None
         self.metrics.is_missing_events = self._silence.look(source, metrics, self._clock())
         await self._facts.identify(self._client)
@@ -294,6 +300,60 @@ class SidecarAgent:
         is_doubtful = self._must_discover or self._has_lost_link()
         if was_down or is_doubtful or self._is_new_process(started_at_s):
             await self._rediscover(is_back=was_down)
+        await self._look_at_adapters()
+
+    async def _is_resting(self, metrics: EngineMetrics) -> bool:
+        """Void what the engine lost without telling; return whether it sleeps.
+
+        Then it is off: requests would wait until somebody wakes it.
+        """
+        loss = self._deeds.look(metrics.deeds, metrics.load)
+        if loss is Loss.WEIGHTS:
+            await self._change_weights()
+        elif loss is Loss.CACHE and self._folder is not None and self._folder.known_pages():
+            _LOG.info("a cache was dropped and no event told: replica=%s", self._replica)
+            self.metrics.untold_drops += 1
+            self._announcer.add(self._folder.apply((ClearedPages(),)))
+        self.metrics.is_engine_asleep = metrics.deeds.is_asleep
+        if metrics.deeds.is_asleep and not self._is_down():
+            _LOG.info("engine sleeps, deregistering: replica=%s", self._replica)
+            self._failed_checks = self._settings.failed_checks
+            self._announcer.withdraw()
+        return metrics.deeds.is_asleep
+
+    async def _change_weights(self) -> None:
+        """Begin again with nothing: what is replayed was computed with other weights."""
+        with suppress(EngineError):
+            self._profile = await discover(self._settings, self._client)
+        self.renew(RenewalReason.WEIGHTS)
+
+    def renew(self, reason: RenewalReason, weights_revision: str | None = None) -> None:
+        """Void everything, and learn only what is stored from now on."""
+        if weights_revision is not None:
+            self._settings = msgspec.structs.replace(
+                self._settings, weights_revision=weights_revision
+            )
+        profile = self._profile
+        if profile is not None:
+            _LOG.info("new generation: replica=%s reason=%s", self._replica, reason)
+            revision = self._settings.weights_revision or profile.identity.weights_revision
+            self._begin_life(with_weights(profile, revision), reason)
+
+    async def _look_at_adapters(self) -> None:
+        """Follow which adapters the engine has; what other weights had computed is void."""
+        try:
+            cards = await self._client.models()
+        except EngineError:
+            return
+        for name in self._adapters.look(cards):
+            _LOG.info("an adapter has other weights: replica=%s", self._replica)
+            if self._folder is not None:
+                self._announcer.add(self._folder.drop_adapter(name))
+        self._announcer.list_adapters(self._adapters.listed)
+        is_nameless = has_nameless_pages(cards)
+        if is_nameless is not self._has_nameless_pages:
+            self._has_nameless_pages = is_nameless
+            await self._rediscover(is_back=False)
 
     def _has_lost_link(self) -> bool:
         return self._subscriber is not None and self._subscriber.is_lost
@@ -321,7 +381,7 @@ class SidecarAgent:
             return
         is_told = self._must_discover  # the events showed the restart, and its new life began
         self._must_discover = False
-        if known is not None and _is_same_life(found, known, is_told=is_told):
+        if known is not None and is_same_life(found, known, is_told=is_told):
             self._profile = found
             if is_back or found.can_fetch is not known.can_fetch:
                 self._announce()
@@ -336,32 +396,3 @@ class SidecarAgent:
             return await self._client.metrics()
         except EngineError:
             return None
-
-    async def _drain(self) -> None:
-        """Let running requests end, then take the replica off."""
-        self._announcer.drain()
-        idle_polls = 0
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.drain_grace_s):
-                while idle_polls < _IDLE_POLLS:
-                    await asyncio.sleep(_DRAIN_POLL_S)
-                    idle_polls = idle_polls + 1 if await self._is_idle() else 0
-        is_gone = await self._announcer.finish(_FINISH_TIMEOUT_S)
-        _LOG.info("stopped: replica=%s deregistered=%s", self._replica, is_gone)
-
-    async def _is_idle(self) -> bool:
-        """Return whether the engine runs nothing, or is gone."""
-        metrics = await self._metrics()
-        if metrics is None:
-            return not await self._client.is_healthy()
-        return metrics.load.running == 0 and metrics.load.queued == 0
-
-
-def _is_same_life(found: EngineProfile, known: EngineProfile, *, is_told: bool) -> bool:
-    """Return whether the cache is the known one; after ``is_told`` its process is a newer one.
-
-    What the engine can do besides says nothing of what it holds.
-    """
-    started_at_s = known.started_at_s if is_told else found.started_at_s
-    changes = {"started_at_s": started_at_s, "can_fetch": known.can_fetch}
-    return msgspec.structs.replace(found, **changes) == known

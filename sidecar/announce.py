@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from sidecar.backlog import Backlog
 from sidecar.facts import FactPace
 from sidecar.renewal import Renewal
 from state.model import ChangeBatch, Fence, Generation, Tier
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from sidecar.change import Fold
     from sidecar.fold import PageFolder
-    from state.model import BlockId, NamespaceId, ReplicaFacts, ReplicaLoad, ReplicaRecord
+    from state.model import Adapter, BlockId, NamespaceId, ReplicaFacts, ReplicaLoad, ReplicaRecord
     from state.store import ReplicaWriter
 
 CHUNK_BLOCKS: Final = 4_000
@@ -75,10 +76,11 @@ class Announcer:
         self._attempted: ReplicaRecord | None = None
         self._is_dirty = False
         self._is_draining = False
-        self._pending: list[Fold] = []
+        self._adapters: tuple[Adapter, ...] = ()
+        self._pending = Backlog()
         self._sequence = 0
         self._load: ReplicaLoad | None = None
-        self._facts = FactPace(clock)
+        self._facts = FactPace(clock, heartbeat_interval_s)
         self._heartbeat_due_s = 0.0
         self._flush_due_s = 0.0
 
@@ -90,8 +92,11 @@ class Announcer:
     def add(self, fold: Fold) -> None:
         """Announce what the current folder just did."""
         if self._target is not None and not self._is_dirty and (fold.changes or fold.is_clear):
-            self._pending.append(fold)
-            self._wake.set()
+            if self._pending.add(fold):
+                self._wake.set()
+            else:
+                _LOG.warning("state store is slow: everything will be announced again")
+                self._make_dirty()
 
     def report(self, load: ReplicaLoad | None) -> None:
         """Publish ``load`` with the next heartbeats; None when it is not known."""
@@ -106,6 +111,20 @@ class Announcer:
         self._is_draining = True
         self._heartbeat_due_s = 0.0
         self._wake.set()
+
+    def list_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+        """Tell routers at once which adapters the replica has, if they are others than before."""
+        if adapters != self._adapters:
+            self._adapters = adapters
+            self._heartbeat_due_s = 0.0
+            self._wake.set()
+
+    def _as_of_now(self, record: ReplicaRecord) -> ReplicaRecord:
+        """Return the record with what may change in one generation."""
+        now = (self._is_draining, self._adapters)
+        if (record.is_draining, record.adapters) == now:
+            return record
+        return msgspec.structs.replace(record, is_draining=now[0], adapters=now[1])
 
     def withdraw(self) -> None:
         """Deregister the replica until the next ``renew``."""
@@ -197,7 +216,7 @@ class Announcer:
         await self._check_fence()
         previous = self._attempted
         generation = previous.generation if previous is not None else new_generation()
-        record = msgspec.structs.replace(base, generation=generation, is_draining=self._is_draining)
+        record = self._as_of_now(msgspec.structs.replace(base, generation=generation))
         self._attempted = record
         await self._writer.register(record)
         self._registered, self._attempted = record, None
@@ -257,9 +276,7 @@ class Announcer:
         if record is None:
             self._make_dirty()
             return
-        if record.is_draining is not self._is_draining:
-            record = msgspec.structs.replace(record, is_draining=self._is_draining)
-            self._registered = record
+        record = self._registered = self._as_of_now(record)
         self._heartbeat_due_s = self._clock() + self._heartbeat_interval_s
         fence = await self._writer.heartbeat(record, self._load, self._facts.due(record))
         if fence is Fence.FENCED:
@@ -270,7 +287,7 @@ class Announcer:
             self._make_dirty()
 
     async def _flush(self) -> None:
-        folds, self._pending = self._pending, []
+        folds = self._pending.take()
         self._flush_due_s = self._clock() + self._flush_interval_s
         for batches in self._chunks(self._changes(folds)):
             await self._writer.apply(batches)

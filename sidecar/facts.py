@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 FIRST_LOOKS: Final = 8
 LOOK_EVERY: Final = 64
 MOST_ODD_LOOKS: Final = 256
-TELL_INTERVAL_S: Final = 5.0
+TELL_HEARTBEATS: Final = 5
+"""Facts without news go with one of so many heartbeats."""
 _MOST_NAMES: Final = 16
 _MOST_NUMBERS: Final = 64
 _MOST_CHARS: Final = 128
@@ -239,9 +240,9 @@ async def _version(client: EngineClient) -> str | None:
 class FactPace:
     """Says which heartbeats carry facts: a generation's first, those with news, a few besides."""
 
-    def __init__(self, clock: Callable[[], float], interval_s: float = TELL_INTERVAL_S) -> None:
+    def __init__(self, clock: Callable[[], float], heartbeat_interval_s: float) -> None:
         self._clock = clock
-        self._interval_s = interval_s
+        self._interval_s = TELL_HEARTBEATS * heartbeat_interval_s
         self._facts: ReplicaFacts | None = None
         self._told: ReplicaFacts | None = None
         self._due_s = 0.0

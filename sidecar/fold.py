@@ -20,14 +20,14 @@ like orphans) but never indexed.
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from sidecar.change import FoldCounts, ResidentBlocks
 from sidecar.event import ClearedPages, RemovedPages, StoredPages
 from sidecar.ghost import Ghosts
 from sidecar.orphan import OrphanStores
-from sidecar.page_tree import Page, Space, space_of
+from sidecar.page_tree import Page, Space, detached, space_of
 from state.model import Tier
 from state.prefix import TOKEN_BYTES, next_block
 from state.secret import ChainKeys
@@ -44,6 +44,7 @@ _INDEX_OF_TIER: Final = {tier: index for index, tier in enumerate(_TIERS)}
 _GPU: Final = 0
 _DEFAULT_MAX_PAGES: Final = 1 << 20
 _MAX_ORPHAN_PAGES: Final = 1 << 16
+NO_KEYS: Final[Mapping[str, str]] = {}
 
 
 class PageSizeError(Exception):
@@ -64,6 +65,7 @@ class PageFolder:
         *,
         keys: ChainKeys | None = None,
         capacity_pages: int | None = None,
+        adapter_keys: Mapping[str, str] = NO_KEYS,
         max_orphan_pages: int = _MAX_ORPHAN_PAGES,
     ) -> None:
         if page_tokens < 1 or identity.block_tokens % page_tokens:
@@ -74,6 +76,7 @@ class PageFolder:
         self.counts = FoldCounts()
         self.orphans = OrphanStores(max_orphan_pages)
         self._keys = keys or ChainKeys()
+        self._adapter_keys = adapter_keys
         self._pages_per_block = identity.block_tokens // page_tokens
         self._max_pages = (
             capacity_pages or _DEFAULT_MAX_PAGES,
@@ -110,6 +113,15 @@ class PageFolder:
     def resident(self) -> Mapping[tuple[NamespaceId, Tier], set[BlockId]]:
         """Return every resident block, to announce them all."""
         return self._resident.blocks()
+
+    def drop_adapter(self, adapter: str) -> Fold:
+        """Index nothing more of what is stored under ``adapter`` now: it has other weights."""
+        self._resident.mark()
+        for key in [key for key in self._spaces if key[0] == adapter]:
+            space = self._spaces.pop(key)
+            for tier, block in detached(space, chain.from_iterable(self._pages.values()), _TIERS):
+                self._resident.discard(space.namespace, tier, block)
+        return self._resident.net()
 
     def held_pages(self) -> int:
         """Return the number of distinct pages with a copy in GPU memory."""
@@ -269,9 +281,9 @@ class PageFolder:
     def _space(self, adapter: str, scope: str) -> Space:
         space = self._spaces.get((adapter, scope))
         if space is None:
-            space = self._spaces[adapter, scope] = space_of(
-                self.identity, adapter, scope, self._keys
-            )
+            own = self._adapter_keys.get(adapter)
+            space = space_of(self.identity, adapter, scope, self._keys, own)
+            self._spaces[adapter, scope] = space
         return space
 
     def _remove(self, event: RemovedPages) -> None:

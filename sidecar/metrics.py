@@ -51,6 +51,8 @@ class RenewalReason(enum.StrEnum):
     RESTARTED = "restarted"
     LOST = "lost"
     PAGE_SIZE = "page_size"
+    WEIGHTS = "weights"
+    ASKED = "asked"
 
 
 class _Lives:
@@ -84,7 +86,9 @@ class SidecarMetrics(Collector):
         self.batches = 0
         self.malformed_events = 0
         self.unknown_events = 0
+        self.untold_drops = 0
         self.is_engine_up = False
+        self.is_engine_asleep = False
         self.is_following = False
         self.is_missing_events = False
         self.has_unfit_pages = False
@@ -127,6 +131,9 @@ class SidecarMetrics(Collector):
         yield self._counter("unknown_events", "Events of an unknown kind.", self.unknown_events)
         for name, text in _FOLD_COUNTS.items():
             yield self._counter(name, text, folded[name])
+        yield self._counter(
+            "untold_drops", "Dropped caches of which no event told.", self.untold_drops
+        )
         dropped = self._orphans.totals()["dropped"]
         yield self._counter("dropped_orphans", "Stores given up: no parent came.", dropped)
         yield self._generations()
@@ -138,6 +145,7 @@ class SidecarMetrics(Collector):
         yield self._gauge("waiting_pages", "Pages whose parent is not known yet.", waiting)
         for name, text, is_so in (
             ("engine_up", "1 while the engine passes its health checks.", self.is_engine_up),
+            ("engine_asleep", "1 while the engine sleeps.", self.is_engine_asleep),
             ("follows_events", "1 while there are events to follow.", self.is_following),
             ("events_missing", "1 when a working engine sends none.", self.is_missing_events),
             ("pages_unfit", "1 when pages do not fit the blocks.", self.has_unfit_pages),

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
-from sidecar.scrape import EngineClient, EngineError, EngineMetrics
+from sidecar.adapter import has_nameless_pages
+from sidecar.scrape import EngineClient, EngineError, EngineMetrics, ModelCard
 from sidecar.subscriber import EventSource
 from state.model import MAX_RANKS, NAME_PATTERN, ModelIdentity, ReplicaId
 from state.prefix import block_tokens_for
 from state.secret import ChainKeys, SecretError, read_deployment_key
 
 ASSUMED_PAGE_TOKENS: Final = 16
+_STARTUP_POLL_S: Final = 0.25
+_LOG = logging.getLogger("warmroute.sidecar")
 _UNLOADED_MODELS: Final = frozenset({"", "unknown"})
 
 _Seconds = Annotated[float, Meta(gt=0)]
@@ -110,7 +116,13 @@ async def discover(settings: SidecarSettings, client: EngineClient) -> EnginePro
     if not await client.is_healthy():
         message = "/health does not answer 200"
         raise EngineError(message)
-    model = settings.model or await _served_model(client)
+    try:
+        cards = await client.models()
+    except EngineError:
+        if settings.model is None:
+            raise
+        cards = []
+    model = settings.model or _served_model(cards)
     try:
         metrics = await client.metrics()
     except EngineError:
@@ -125,7 +137,7 @@ async def discover(settings: SidecarSettings, client: EngineClient) -> EnginePro
         raise SettingsError(message)
     identity = ModelIdentity(
         model=model,
-        weights_revision=settings.weights_revision,
+        weights_revision=settings.weights_revision or await client.weight_version(),
         tokenizer=settings.tokenizer,
         kv_parameters=settings.kv_parameters,
         block_tokens=settings.block_tokens or block_tokens_for(page_tokens),
@@ -135,9 +147,27 @@ async def discover(settings: SidecarSettings, client: EngineClient) -> EnginePro
         page_tokens=page_tokens,
         capacity_pages=settings.capacity_pages or told[1],
         started_at_s=metrics.started_at_s,
-        source=await _event_source(settings, client),
+        source=None if has_nameless_pages(cards) else await _event_source(settings, client),
         can_fetch=await client.can_transfer(),
     )
+
+
+async def await_engine(
+    settings: SidecarSettings, client: EngineClient, replica: ReplicaId, stop: asyncio.Event
+) -> EngineProfile | None:
+    """Return the engine's profile once it serves a model; None when stopped before."""
+    is_told = False
+    while not stop.is_set():
+        try:
+            return await discover(settings, client)
+        except EngineError as error:
+            if not is_told:
+                _LOG.info("waiting for the engine: replica=%s %s", replica, error)
+                is_told = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STARTUP_POLL_S):
+                await stop.wait()
+    return None
 
 
 def with_page(profile: EngineProfile, page_tokens: int, settings: SidecarSettings) -> EngineProfile:
@@ -150,9 +180,25 @@ def with_page(profile: EngineProfile, page_tokens: int, settings: SidecarSetting
     )
 
 
-async def _served_model(client: EngineClient) -> str:
+def with_weights(profile: EngineProfile, weights_revision: str) -> EngineProfile:
+    """Return ``profile`` with other weights."""
+    identity = msgspec.structs.replace(profile.identity, weights_revision=weights_revision)
+    return msgspec.structs.replace(profile, identity=identity)
+
+
+def is_same_life(found: EngineProfile, known: EngineProfile, *, is_told: bool) -> bool:
+    """Return whether the cache is the known one; after ``is_told`` its process is a newer one.
+
+    What the engine can do besides says nothing of what it holds.
+    """
+    started_at_s = known.started_at_s if is_told else found.started_at_s
+    changes = {"started_at_s": started_at_s, "can_fetch": known.can_fetch}
+    return msgspec.structs.replace(found, **changes) == known
+
+
+def _served_model(cards: list[ModelCard]) -> str:
     """Return the base model; an engine lists itself before it knows what it serves."""
-    for card in await client.models():
+    for card in cards:
         if card.parent is None and card.id.lower() not in _UNLOADED_MODELS:
             return card.id
     message = "/v1/models names no model yet"

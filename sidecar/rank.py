@@ -30,6 +30,7 @@ from prometheus_client.registry import Collector
 from sidecar.agent import SidecarAgent
 from sidecar.announce import Announcer
 from sidecar.exporter import Exporter
+from sidecar.metrics import RenewalReason
 from sidecar.profile import SettingsError, replica_name
 from sidecar.scrape import EngineClient, EngineError
 from sidecar.sglang import LOAD_PATHS
@@ -216,6 +217,13 @@ class RankRunner:
         """Return the text that ``/metrics`` answers."""
         return generate_latest(self._registry)
 
+    def renew(self, weights_revision: str | None) -> None:
+        """Begin a new generation of every rank, of other weights where they are named."""
+        if weights_revision is not None:
+            self._settings = structs.replace(self._settings, weights_revision=weights_revision)
+        for agent in self._crew.agents:
+            agent.renew(RenewalReason.ASKED, weights_revision)
+
     async def run(self, shared: SharedClient, stop: asyncio.Event) -> None:
         """Run until ``stop``; raises FencedError and SettingsError."""
         told = self._settings.ranks
@@ -308,5 +316,5 @@ async def run_agent(
     )
     async with AsyncExitStack() as stack:
         shared = await stack.enter_async_context(client)
-        await stack.enter_async_context(Exporter(settings.metrics, runner.render))
+        await stack.enter_async_context(Exporter(settings.metrics, runner.render, runner.renew))
         await runner.run(shared, stop)

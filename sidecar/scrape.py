@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
+from sidecar.deed import HTTP_REQUESTS, SLEEP_STATE, Deeds, deeds_of
 from sidecar.sglang import INFO_PATHS, LOAD_PATHS, SglangInfo, parse_info, parse_loads
 from sidecar.subscriber import EventSource
 from state.model import ReplicaLoad
@@ -30,7 +31,9 @@ _QUEUED: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _KV_USED: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 _PROMPT_TOKENS: Final = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
 _CACHE_CONFIG: Final = "vllm:cache_config_info"
+_FIRST_WEIGHTS: Final = "default"
 _START_TIME: Final = "process_start_time_seconds"
+_DEEDS: Final = (HTTP_REQUESTS, SLEEP_STATE)
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ANY_HOSTS: Final = frozenset({"*", "0.0.0.0", "::", "[::]"})  # noqa: S104 - compared, not bound
 
@@ -46,6 +49,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     page_tokens: int | None = None
     capacity_pages: int | None = None
     started_at_s: float | None = None
+    deeds: Deeds = Deeds()
 
 
 class ModelCard(Struct, frozen=True):
@@ -67,6 +71,10 @@ class _Publisher(Struct, frozen=True):
     replay_endpoint: str | None = None
 
 
+class _WeightInfo(Struct, frozen=True):
+    weight_version: str
+
+
 class EngineError(Exception):
     """The engine did not give a usable answer; ``status`` is the one that it gave, if any."""
 
@@ -83,7 +91,7 @@ def parse_metrics(text: str) -> EngineMetrics:
     """
     samples: dict[str, list[tuple[str, float]]] = {}
     wanted = frozenset(
-        (*_RUNNING, *_QUEUED, *_KV_USED, *_PROMPT_TOKENS, _CACHE_CONFIG, _START_TIME)
+        (*_RUNNING, *_QUEUED, *_KV_USED, *_PROMPT_TOKENS, _CACHE_CONFIG, _START_TIME, *_DEEDS)
     )
     for name, labels, value in _samples(text, wanted):
         samples.setdefault(name, []).append((labels, value))
@@ -100,7 +108,12 @@ def parse_metrics(text: str) -> EngineMetrics:
         page_tokens=_positive(config, "block_size"),
         capacity_pages=_positive(config, "num_gpu_blocks"),
         started_at_s=started[0] if started else None,
+        deeds=deeds_of(*([_labelled(*one) for one in samples.get(name, ())] for name in _DEEDS)),
     )
+
+
+def _labelled(labels: str, value: float) -> tuple[dict[str, str], float]:
+    return dict(_LABEL.findall(labels)), value
 
 
 def _samples(text: str, wanted: frozenset[str]) -> Iterator[tuple[str, str, float]]:
@@ -271,6 +284,14 @@ class EngineClient:
                 events=events, replay=reachable_endpoint(replay, self.host) if replay else None
             )
         return sources
+
+    async def weight_version(self) -> str:
+        """Return what vLLM calls its weights since they were changed in place; empty if nothing."""
+        try:
+            told = msgspec.json.decode(await self._get("/weight_info"), type=_WeightInfo)
+        except (EngineError, msgspec.DecodeError):
+            return ""
+        return "" if told.weight_version == _FIRST_WEIGHTS else told.weight_version
 
     async def can_transfer(self) -> bool:
         """Return whether ``/kv_transfer`` answers 200: the engine fetches KV pages, and gives."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from state.client import Client
-    from state.model import ReplicaId
+    from state.model import ReplicaId, ReplicaRecord
     from state.secret import ChainKeys
 
 CHECK_BYTES: Final = 4
@@ -50,6 +50,14 @@ def decode_facts(value: bytes) -> ReplicaFacts | None:
         return _decoder.decode(value) if len(value) <= MAX_VALUE_BYTES else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def facts_of(
+    record: ReplicaRecord | None, facts: Mapping[ReplicaId, ReplicaFacts]
+) -> ReplicaFacts | None:
+    """Return the facts of a registered replica; None where they are of an earlier generation."""
+    told = facts.get(record.replica) if record is not None else None
+    return told if record and told and told.generation == record.generation else None
 
 
 class FactsBoard:

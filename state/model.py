@@ -63,6 +63,17 @@ class Fence(enum.StrEnum):
     """Another sidecar registered this replica: stop."""
 
 
+class Adapter(Struct, frozen=True):
+    """An adapter (LoRA) that a replica has loaded. ``key`` is its ``ModelIdentity.adapter``."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=512)]
+    key: Annotated[str, Meta(min_length=1, max_length=544)]
+
+
+MAX_ADAPTERS: Final = 1_024
+"""Adapters of one replica that routers are told of."""
+
+
 class ModelIdentity(Struct, frozen=True, kw_only=True):
     """What must be equal, besides tokens, for one replica's KV to serve another prompt.
 
@@ -87,6 +98,7 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True):
     ``has_events``: the engine publishes what it holds. ``can_fetch``: it takes KV pages of a prefix
     from another engine that says so, and gives them. ``rank``: what requests have to name to be
     computed by this one of the engine's data-parallel ranks, None where it is the whole engine.
+    ``adapters`` of the model are served by their own names.
     """
 
     replica: ReplicaId
@@ -100,6 +112,7 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True):
     is_draining: bool = False
     can_fetch: bool = False
     rank: Annotated[int, Meta(ge=0, lt=MAX_RANKS)] | None = None
+    adapters: Annotated[tuple[Adapter, ...], Meta(max_length=MAX_ADAPTERS)] = ()
 
 
 class ReplicaLoad(Struct, frozen=True, kw_only=True):

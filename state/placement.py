@@ -31,6 +31,8 @@ PENDING_TTL_S: Final = 2.0
 NEWS_S: Final = 0.5
 """How long after its first answer byte a prompt may still be without news from the engine."""
 DEFAULT_CAPACITY_BLOCKS: Final = 65_536
+BLOCK_BYTES: Final = 640
+"""Process memory per block on record where each came alone; a sixth of it in long prompts."""
 
 
 class _Run:
@@ -130,13 +132,13 @@ class _Held:
         while standing and (standing[0].run is None or standing[0].expires_s <= now_s):
             self.release(standing.popleft())
 
-    def shrink(self) -> None:
-        """Release the oldest placements, their deepest blocks first, down to the capacity."""
+    def shrink(self, most_blocks: int) -> None:
+        """Release the oldest placements, their deepest blocks first, down to ``most_blocks``."""
         standing = self.standing
-        while len(self.owners) > self.capacity_blocks:
+        while len(self.owners) > most_blocks:
             oldest = standing[0]
             run, depth, freed = self.release(oldest)
-            spare = self.capacity_blocks - len(self.owners)
+            spare = most_blocks - len(self.owners)
             blocks = [block for part in reversed(freed) for block in part][: max(spare, 0)]
             if not blocks:
                 standing.popleft()
@@ -178,7 +180,7 @@ class Placements:
         if chain:
             held.add(placement, chain, now_s)
             if len(held.owners) > held.capacity_blocks:
-                held.shrink()
+                held.shrink(held.capacity_blocks)
             elif len(held.standing) > held.capacity_blocks:
                 held.release(held.standing.popleft())
         return placement
@@ -196,6 +198,32 @@ class Placements:
             if first in held.owners:
                 runs[replica] = _leading_run(held.owners, chain)
         return runs
+
+    def of(self, _: str) -> Placements:
+        """Return the book of one scope: here all scopes have the same."""
+        return self
+
+    @property
+    def blocks(self) -> int:
+        """Blocks on record, over all replicas."""
+        return sum(len(held.owners) for held in self._held.values())
+
+    def shrink(self, replica: ReplicaId, most_blocks: int) -> None:
+        """Release the oldest that was sent to ``replica``, down to ``most_blocks``."""
+        held = self._held.get(replica)
+        if held is not None:
+            held.shrink(most_blocks)
+
+    def shrink_to(self, most_blocks: int) -> None:
+        """Release the oldest, of whoever has most, down to ``most_blocks`` over all replicas."""
+        share = fair_share([len(held.owners) for held in self._held.values()], most_blocks)
+        for held in self._held.values():
+            held.shrink(share)
+
+    def expire(self, now_s: float) -> None:
+        """Release whatever is too old, also where nobody looks."""
+        for held in self._held.values():
+            held.expire(now_s)
 
     def resident(self, replica: ReplicaId) -> int:
         """Return the number of blocks on record for ``replica``."""
@@ -251,6 +279,17 @@ class Placements:
         if held is None:
             held = self._held[replica] = _Held(self._ttl_s, self._capacity_blocks)
         return held
+
+
+def fair_share(sizes: Sequence[int], capacity: int) -> int:
+    """Return the largest share such that no more than ``capacity`` is left if none has more."""
+    left = capacity
+    for number, size in enumerate(sorted(sizes)):
+        share = left // (len(sizes) - number)
+        if size > share:
+            return share
+        left -= size
+    return max(sizes, default=0)
 
 
 def _leading_run(blocks: dict[BlockId, _Run], chain: Sequence[BlockId]) -> int:

@@ -94,7 +94,7 @@ class EpochBook:
     def begin(self, scope: str, *, keeps_previous: bool) -> ScopeEpoch:
         """Begin a new epoch of ``scope``, here at once and with the next round everywhere."""
         before = self.epoch(scope)
-        now = before.following(0, keeps_previous=keeps_previous)
+        now = before.following(keeps_previous=keeps_previous)
         self._begun[scope] = keeps_previous
         self._note(scope, before, now)
         return now
@@ -153,7 +153,7 @@ class EpochBook:
                 self._note(scope, ours, theirs)
                 return True
             # Begun here while the others were further: what they have since must end, too.
-            now = theirs.following(ours.counter, keeps_previous=self._begun[scope])
+            now = theirs.following(keeps_previous=self._begun[scope])
             self._note(scope, theirs, now)
             ours = now
         if not ours.nonce:

@@ -55,10 +55,10 @@ class ScopeEpoch(Struct, frozen=True):
         """Return whether this epoch comes after ``other``."""
         return (self.counter, self.nonce) > (other.counter, other.nonce)
 
-    def following(self, counter: int, *, keeps_previous: bool) -> ScopeEpoch:
-        """Return a fresh epoch after this one and after ``counter``."""
+    def following(self, *, keeps_previous: bool) -> ScopeEpoch:
+        """Return a fresh epoch after this one."""
         return ScopeEpoch(
-            max(self.counter, counter) + 1,
+            self.counter + 1,
             secrets.token_bytes(NONCE_BYTES),
             self.nonce if keeps_previous and self.nonce else None,
         )

@@ -81,7 +81,7 @@ class EpochFile:
         """
         kept = self.read()
         for scope, epoch in epochs.items():
-            if epoch.nonce and epoch.is_later(kept.get(scope, NO_EPOCH)):
+            if epoch.is_later(kept.get(scope, NO_EPOCH)):
                 kept[scope] = epoch
         rows = {scope: _row(epoch) for scope, epoch in sorted(kept.items())}
         encoded = msgspec.json.format(msgspec.json.encode(_Content(scopes=rows)), indent=1)

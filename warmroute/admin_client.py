@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import urlsplit
@@ -70,7 +71,8 @@ class AdminClient:
             ) as answer:
                 return answer.status, await read_bounded(answer, MAX_BODY_BYTES)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            reason = getattr(error, "strerror", None) or type(error).__name__
+            number = getattr(error, "errno", None)
+            reason = os.strerror(number) if number else type(error).__name__
             message = (
                 f"no router answers at {self.base} ({reason}): it listens for operators where "
                 "`warmroute serve --admin HOST:PORT` says, by default 127.0.0.1:8081 of its host"

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from router.app import App
     from router.config import Config, StaticReplica
     from router.fleet import Member
+    from router.upstream import Endpoint
+    from state.model import ReplicaId
     from warmroute.engine_look import EngineLook
 
 POLL_S: Final = 0.5
@@ -75,7 +77,10 @@ class Child:
 
 @dataclass(slots=True, kw_only=True)
 class Charge:
-    """One replica and what is done for it."""
+    """One replica and what is done for it.
+
+    ``ours`` are the ids of sidecars that were registered for it while a child of this router ran.
+    """
 
     settings: StaticReplica
     member: Member
@@ -83,8 +88,8 @@ class Charge:
     look: EngineLook | None = None
     look_due_s: float = 0.0
     start_due_s: float = 0.0
-    was_elsewhere: bool = False
     child: Child | None = None
+    ours: frozenset[str] = frozenset()
     told: str = ""
 
 
@@ -131,6 +136,8 @@ class Attendant:
             for replica in config.replicas
         ]
         self._tokenizers = LocalTokenizers(config, app.prompts)
+        self._members: Mapping[ReplicaId, Member] = {}
+        self._registered: Mapping[Endpoint, frozenset[str]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -181,12 +188,15 @@ class Attendant:
         child = charge.child
         status = child.process.poll() if child is not None else None
         if child is None or status is None:
+            if child is not None:
+                charge.ours = self._sidecars_of(charge) or charge.ours
             return
         charge.child = None
         now_s = self._clock()
         charge.look_due_s = now_s
         if status == EXIT_FENCED:
-            charge.was_elsewhere = True
+            charge.ours = frozenset()
+            charge.start_due_s = now_s + self._patience_s()
             return
         if now_s - child.started_s >= STEADY_S:
             charge.backoff.reset()
@@ -220,19 +230,31 @@ class Attendant:
         rung, _ = self._app.reader.freshness()
         if rung is not Rung.LIVE:
             return  # whether a sidecar is registered is not known
-        is_elsewhere = self._is_registered(charge)
+        # What a child that was killed registered stays there for a while.
+        is_elsewhere = bool(self._sidecars_of(charge) - charge.ours)
         if is_elsewhere:
-            charge.was_elsewhere = True
-            charge.start_due_s = self._clock() + ADOPT_S * self._rng.uniform(1.0, 2.0)
+            charge.start_due_s = self._clock() + self._patience_s()
         elif look.can_follow and self._clock() >= charge.start_due_s:
             self._start(charge)
         self._tell(charge, look, is_elsewhere=is_elsewhere)
 
-    def _is_registered(self, charge: Charge) -> bool:
-        return any(
-            member.is_registered and member.endpoint == charge.member.endpoint
-            for member in self._app.fleet.members().values()
-        )
+    def _patience_s(self) -> float:
+        """Return how long a replica that others attended stays without; routers differ in it."""
+        return ADOPT_S * self._rng.uniform(1.0, 2.0)
+
+    def _sidecars_of(self, charge: Charge) -> frozenset[str]:
+        """Return the ids of the sidecars that the registry shows for the replica's address."""
+        members = self._app.fleet.members()
+        if members is not self._members:  # gone through once for all replicas
+            self._members = members
+            states = self._app.reader.replicas()
+            found: dict[Endpoint, set[str]] = {}
+            for replica, member in members.items():
+                if member.is_registered and replica in states:
+                    ids = found.setdefault(member.endpoint, set())
+                    ids.add(states[replica].record.sidecar)
+            self._registered = {endpoint: frozenset(ids) for endpoint, ids in found.items()}
+        return self._registered.get(charge.member.endpoint, frozenset())
 
     def _start(self, charge: Charge) -> None:
         words = {
@@ -254,12 +276,15 @@ class Attendant:
         if is_elsewhere:
             decision = "a sidecar is registered"
         elif not look.sources:
-            decision = f"no KV events: what it holds is guessed{_advice(look)}"
+            decision = f"no KV events: what it holds is guessed{advice(look)}"
         elif look.unreachable:
             places = ", ".join(map(shown, look.unreachable))
-            decision = f"KV events at {places} cannot be reached: what it holds is guessed"
+            decision = (
+                f"KV events at {places} cannot be reached: what it holds is guessed "
+                "(engines listen at an endpoint with a * and connect to all others)"
+            )
         else:
-            decision = "a sidecar of this router follows its KV events" + _advice(look)
+            decision = "a sidecar of this router follows its KV events" + advice(look)
         model = look.base_models[0]
         directory = self._tokenizers.directory(model)
         parts = [
@@ -276,7 +301,7 @@ class Attendant:
             _log.info("replica %s: %s", charge.member.replica, line)
 
 
-def _advice(look: EngineLook) -> str:
+def advice(look: EngineLook) -> str:
     """Return what the engine should be started with besides, if anything."""
     missing = []
     events = {EngineKind.VLLM: VLLM_EVENTS, EngineKind.SGLANG: SGLANG_EVENTS}.get(look.kind)

@@ -28,6 +28,8 @@ COMMANDS = {
     "explain": ("warmroute.explain", "show why a request went where it went"),
     "calibrate": ("warmroute.calibrate", "fit the step-time model of a live engine"),
     "tune": ("warmroute.tune", "find better policy weights for a trace, in virtual time"),
+    "tenants": ("warmroute.tenants", "tell what tenants used, or check the audit log"),
+    "audit": ("warmroute.audit_timing", "test whether a tenant can time what others sent"),
     "kv": ("warmroute.kv", "audit the bundled worker's KV cache, or size one"),
 }
 

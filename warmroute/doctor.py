@@ -14,7 +14,7 @@ from router.config import DEFAULT_ADMIN
 from warmroute.admin_client import admin_url
 from warmroute.cli import UsageError
 from warmroute.doctor_fleet import judge
-from warmroute.doctor_gather import DoctorSettings, gather
+from warmroute.doctor_gather import ROUTER_KEY_VARIABLE, DoctorSettings, gather
 from warmroute.environment import ENGINE_KEY_VARIABLE, REDIS_VARIABLE
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 LEAST_WIDTH = 40
 MOST_WIDTH = 100
-ROUTER_KEY_VARIABLE = "WARMROUTE_API_KEY"
 EXAMPLES = f"""\
 examples:
   warmroute doctor                                    # the router on this host, and its replicas

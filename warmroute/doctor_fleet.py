@@ -19,6 +19,18 @@ MOST: Final = 0.5
 LEAST_REQUESTS: Final = 10
 _AS_TOLD: Final = str(Unroutable.LOAD_ONLY)
 """Requests that are routed by load by their nature, such as those of ``paths``."""
+_FILES: Final = "warmroute serve --model NAME=DIR with the model's tokenizer.json and template"
+_ADVICE: Final = {
+    str(Unroutable.NO_TOKENIZER): _FILES,
+    str(Unroutable.NO_TEMPLATE): _FILES,
+    str(Unroutable.WRONG_TOKENS): _FILES,
+    str(Unroutable.TEMPLATE): "correct the template in models[].tokenizer: it refuses these chats",
+    str(Unroutable.BUSY): "give the router more CPU, or run more routers on the same store",
+}
+_OTHER_ADVICE: Final = (
+    "send chats of plain text, without a template or a truncation of their own: the prefix of "
+    "others is known to nobody but the engine"
+)
 
 
 def judge(case: Case) -> Report:
@@ -59,7 +71,15 @@ def _of_router(case: Case) -> Iterator[Finding]:
             Code.PROMPTS_UNREAD,
             None,
             seen=f"Of the last {recent.requests} requests: {reasons}.",
-            fix="warmroute serve --model NAME=DIR with the model's tokenizer.json and template",
+            fix=_ADVICE.get(max(unread, key=unread.__getitem__), _OTHER_ADVICE),
+        )
+    has_events = any(each.view is not None and each.view.has_events for each in case.replicas)
+    if known >= LEAST_REQUESTS and recent.inexact > MOST * known and has_events:
+        yield found(
+            Code.PROMPTS_UNREAD,
+            None,
+            seen=f"{recent.inexact} of the last {known} prompts are known by their bytes only.",
+            fix=f"{_FILES}; or let engines answer /tokenize (tokens.source: engine)",
         )
     if known >= LEAST_REQUESTS and recent.short > MOST * known:
         yield found(

@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from router.diagnosis import Diagnosis, DiagnosisReport
 from router.replica_view import ReplicaView, RouterView
 from sidecar.scrape import EngineClient, EngineError
+from state.facts import facts_of
 from warmroute.admin_client import AdminClient, AdminError, session
 from warmroute.cli import UsageError
 from warmroute.doctor_case import Case, Code, EngineReport, Finding, ReplicaCase, Unchecked
@@ -25,6 +26,7 @@ from warmroute.doctor_probe import (
     predicted_tokens,
     probe_body,
     probe_engine,
+    probe_router,
 )
 from warmroute.doctor_state import StateReport, StateUnreachableError, examine_state
 from warmroute.doctor_text import found
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 ENGINE_S: Final = 5.0
 MOST_REPLICAS: Final = 64
+DEFAULT_BLOCK: Final = 64
+ROUTER_KEY_VARIABLE: Final = "WARMROUTE_API_KEY"
 _ANY_HOSTS: Final = ("0.0.0.0", "[::]")  # noqa: S104 - compared, not bound
 
 
@@ -100,11 +104,12 @@ async def gather(settings: DoctorSettings) -> Case:
             )
         if settings.does_probe:
             clients = await stack.enter_async_context(session(router_headers))
-            for index, case in enumerate(cases):
-                probe = await _probe(admin, (engines, clients), case, known)
-                cases[index] = structs.replace(case, probe=probe)
-            if known.router is not None:  # it has seen more requests by now
-                known.router = await admin.find("/admin/router", RouterView) or known.router
+            if known.router is not None and known.router.has_tenants:
+                await _probe_tenant(admin, clients, cases, known)
+            else:
+                for index, case in enumerate(cases):
+                    probe = await _probe(admin, (engines, clients), case, known)
+                    cases[index] = structs.replace(case, probe=probe)
     return Case(
         replicas=tuple(cases),
         router=known.router,
@@ -173,7 +178,7 @@ def _replicas(settings: DoctorSettings, known: _Known) -> list[ReplicaCase]:
         )
     for name, record in state.records.items() if state is not None else ():
         case = cases.get(name) or ReplicaCase(name=name, url=record.endpoint)
-        facts = case.facts or (state.facts.get(name) if state is not None else None)
+        facts = case.facts or (facts_of(record, state.facts) if state is not None else None)
         cases[name] = structs.replace(case, record=record, facts=facts)
     _join_views(cases)
     if not settings.replicas:
@@ -275,13 +280,10 @@ async def _probe(
     engine, router = case.engine, known.router
     if engine is None or not engine.models:
         return None
-    block_tokens = (case.facts.block_tokens if case.facts is not None else None) or 64
+    block_tokens = (case.facts.block_tokens if case.facts is not None else None) or DEFAULT_BLOCK
     body = probe_body(engine.models[0], block_tokens)
     client_url = _client_url(router, admin.base) if router is not None else None
     try:
-        if router is not None and router.has_tenants:
-            known.skip(f"a probe of {case.name}", "tenants have prefixes of their own")
-            return None
         result = await probe_engine(engines, case.url, body)
         if router is None or client_url is None or case.view is None:
             return result
@@ -291,6 +293,24 @@ async def _probe(
     except ProbeFailedError as error:
         known.skip(f"a probe of {case.name}", str(error))
         return None
+
+
+async def _probe_tenant(
+    admin: AdminClient, clients: aiohttp.ClientSession, cases: list[ReplicaCase], known: _Known
+) -> None:
+    """Send one prompt twice as a tenant: other requests would not share its prefixes."""
+    model = next((name for case in cases if case.engine for name in case.engine.models), None)
+    url = _client_url(known.router, admin.base) if known.router is not None else None
+    if model is None or url is None:
+        return
+    try:
+        replica, probe = await probe_router(clients, url, admin, probe_body(model, DEFAULT_BLOCK))
+    except ProbeFailedError as error:
+        known.skip("a probe", f"{error} (tenants: the key of one in {ROUTER_KEY_VARIABLE})")
+        return
+    for index, case in enumerate(cases):
+        if case.name == replica:
+            cases[index] = structs.replace(case, probe=probe)
 
 
 def _client_url(router: RouterView, admin: str) -> str | None:

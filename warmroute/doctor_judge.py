@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from state.model import EngineKind
 from warmroute.doctor_case import Code
-from warmroute.doctor_sidecar import events_flag, of_salt, of_sidecar, of_size
+from warmroute.doctor_sidecar import LEAST_ANSWERED, events_flag, of_salt, of_sidecar, of_size
 from warmroute.doctor_text import found
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from warmroute.doctor_case import Case, EngineReport, Finding, ReplicaCase, TokenCheck
 
 UNREPORTED_SHARE: Final = 0.9
-LEAST_ANSWERED: Final = 2
 _TOLD_KINDS: Final = frozenset({EngineKind.VLLM, EngineKind.SGLANG, EngineKind.WORKER})
 
 

@@ -3,7 +3,7 @@
 The prompt is new each time, so that its first request finds nothing. It goes to the replica itself;
 then the router is asked the same, and its record of that decision tells what it expected of every
 replica. Where the router knows tenants, the replica's own answer would be of another scope: then
-both go through the router.
+one prompt goes through the router twice, for whichever replica it chooses.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 PROBE_S: Final = 60.0
 EVENTS_S: Final = 2.0
 """How long events may take from the engine to the router."""
+PENDING_S: Final = 2.5
+"""Longer than a router's own placements count (``placements.pending_s``)."""
 POLL_S: Final = 0.1
-LEAST_WORDS: Final = 160
+LEAST_WORDS: Final = 400
 WORDS_PER_BLOCK: Final = 4
 MAX_ANSWER_BYTES: Final = 1 << 20
 _OK: Final = 200
@@ -110,6 +112,31 @@ async def predicted_tokens(
     request_id = f"doctor-{secrets.token_hex(12)}"
     await _chat(http, url, body, {REQUEST_ID: request_id})
     return _expected_of(await _record(admin, request_id), replica)
+
+
+async def probe_router(
+    http: aiohttp.ClientSession, url: str, admin: AdminClient, body: Mapping[str, Any]
+) -> tuple[str, ProbeResult]:
+    """Send ``body`` twice through the router; return where the second one went, and what was found.
+
+    In between the router forgets that it sent the first one, so that it expects what events tell.
+    Raises ProbeFailedError.
+    """
+    await _chat(http, url, body)
+    await asyncio.sleep(PENDING_S)
+    request_id = f"doctor-{secrets.token_hex(12)}"
+    usage = await _chat(http, url, body, {REQUEST_ID: request_id})
+    record = await _record(admin, request_id)
+    if record is None or not record.attempts:
+        message = f"{admin.base} keeps no record of it"
+        raise ProbeFailedError(message)
+    decision = record.attempts[-1].decision
+    details = usage.prompt_tokens_details
+    return decision.replica, ProbeResult(
+        prompt_tokens=usage.prompt_tokens,
+        reported_tokens=details.cached_tokens if details is not None else None,
+        predicted_tokens=decision.predicted_cached_tokens,
+    )
 
 
 def _expected_of(record: DecisionRecord | None, replica: str) -> int | None:

@@ -24,6 +24,7 @@ VLLM_EVENTS_FLAG: Final = (
 RETURNED_SHARE: Final = 0.1
 RETURNED_PAGES: Final = 64
 FULL_FRACTION: Final = 0.95
+LEAST_ANSWERED: Final = 3
 
 
 _LOST: Final = "lost"
@@ -166,17 +167,19 @@ def of_salt(case: ReplicaCase, whole: Case) -> Iterator[Finding]:
     facts, router = case.facts, whole.router
     if facts is None or router is None:
         return
-    counts, recent = facts.counts, router.recent
-    known = recent.requests - sum(recent.unroutable.values())
-    is_lost = known and recent.salted == known and counts.plain_pages and not counts.salted_pages
-    is_added = known and not recent.salted and counts.salted_pages and not counts.plain_pages
+    counts = facts.counts
+    answered = router.recent.answered.get(case.name, 0)
+    salted = router.recent.salted.get(case.name, 0)
+    is_known = answered >= LEAST_ANSWERED
+    is_lost = is_known and salted == answered and counts.plain_pages and not counts.salted_pages
+    is_added = is_known and not salted and counts.salted_pages and not counts.plain_pages
     if is_lost or is_added:
         pages = counts.plain_pages or counts.salted_pages
         yield found(
             Code.SALT_MISMATCH,
             case.name,
             seen=(
-                f"{recent.salted} of the router's last {known} requests had a cache salt; "
+                f"{salted} of its last {answered} requests had a cache salt; "
                 f"{'none' if is_lost else 'all'} of the engine's {pages} known pages have one."
             ),
             fix=(

@@ -19,7 +19,7 @@ from state.facts import FactsBoard
 from state.model import ReplicaFacts, ReplicaId, ReplicaRecord
 from state.schema import REPLICA_INDEX, ReplicaKeys, decode_record, is_name
 
-TIMEOUT_S: Final = 2.0
+TIMEOUT_S: Final = 1.0
 
 
 class StateUnreachableError(Exception):

@@ -96,7 +96,7 @@ def _table(replicas: list[ReplicaView]) -> Table:
         is_number = name in {"seq", "gaps", "blocks", "in flight", "queued"}
         table.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for view in replicas:
-        cells = [view.replica, health(view), engine(view), events(view), pages(view), held(view)]
+        cells = [view.replica, health(view), engine(view), shape(view), pages(view), held(view)]
         counts = view.facts.counts if view.facts is not None else None
         cells += [
             _number(counts.last_sequence if counts is not None else None),
@@ -153,26 +153,31 @@ def engine(view: ReplicaView) -> str:
 
 
 def events(view: ReplicaView) -> str:
+    """Return where its events come from, and what they look like."""
+    facts = view.facts
+    if facts is None or facts.events is None:
+        return shape(view)
+    return f"{facts.events} ({shape(view)})"
+
+
+def shape(view: ReplicaView) -> str:
     """Return what its events look like."""
     facts = view.facts
     if facts is None:
         return "yes" if view.has_events else "none"
     if facts.events is None:
         return "none"
-    shape = ", ".join(
-        part
-        for part in (
-            "+".join(facts.encodings),
-            "+".join(facts.hash_kinds),
-            "+".join(_medium(name, facts) for name in facts.media),
-            f"groups {_listed(facts.groups)}" if facts.groups else "",
-            f"ranks {_listed(facts.ranks)}" if len(facts.ranks) > 1 else "",
-            "" if facts.has_replay else "no replay",
-        )
-        if part
+    if facts.is_silent:
+        return "silent"
+    parts = (
+        "+".join(facts.encodings),
+        "+".join(facts.hash_kinds),
+        "+".join(_medium(name, facts) for name in facts.media),
+        f"groups {_listed(facts.groups)}" if facts.groups else "",
+        f"ranks {_listed(facts.ranks)}" if len(facts.ranks) > 1 else "",
+        "" if facts.has_replay else "no replay",
     )
-    state = "silent" if facts.is_silent else shape or "none yet"
-    return f"{facts.events} ({state})"
+    return ", ".join(filter(None, parts)) or "none yet"
 
 
 def _medium(name: str, facts: ReplicaFacts) -> str:

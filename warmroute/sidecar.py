@@ -28,7 +28,7 @@ FLAGS = {
     "page_tokens": "tokens per KV page; by default what the engine says",
     "block_tokens": "index granularity, a multiple of the page",
     "capacity_pages": "pages in the engine's KV pool; by default what the engine says",
-    "events": "ZMQ endpoint of the KV events; by default what /kv_event_sources says",
+    "events": "ZMQ endpoint of the KV events; by default what the engine says",
     "replay": "ZMQ endpoint that replays events",
     "ranks": "data-parallel ranks, where --events is given: that of rank 0, then the next ports",
     "metrics": "address of /metrics, host:port; port 0: a free one, which the log names",
@@ -45,7 +45,8 @@ examples:
   warmroute sidecar --engine http://127.0.0.1:8000 --redis unix:///run/valkey.sock \\
       --replica gpu-0 --advertise http://10.0.0.7:8000
 
-The engine (vLLM or the bundled worker) must publish KV events; everything else is found out.
+The engine (vLLM, SGLang or the bundled worker) must publish KV events; everything else is found
+out. warmroute serve --replica URL runs this command by itself where it can.
 {REDIS_VARIABLE} holds a Redis URL with a password, {API_KEY_VARIABLE} the engine's key.
 Exit code 3: another sidecar registered the same replica.
 """

@@ -17,6 +17,7 @@ from state.schema import ReplicaKeys, residency_suffix
 from state.scope_book import EpochBook, ended_names
 from state.scope_epoch import VERSION_KEY, EpochCodec, ScopeEpoch
 from state.scope_purge import PORTION_BLOCKS, purge_namespaces
+from state.script import Script, run_scripts
 from support.fleet_state import A, B, batch, block, blocks, record
 from support.state_backend import FAST_ROUNDS
 from support.valkey import eventually
@@ -164,6 +165,21 @@ async def test_a_key_of_another_type_is_replaced(client: Client) -> None:
     assert EpochCodec(SECRET).decode(SCOPE, stored) == router.epoch(SCOPE)
 
 
+async def test_an_epoch_that_came_in_between_is_not_overwritten(client: Client) -> None:
+    """Whoever read before it learns of it in place of putting its own."""
+    router, other = book(), book()
+    await rounds(client, router, other)
+    key = EpochCodec(SECRET).key(SCOPE)
+    read = await run_command(client, "GET", key)
+    now = other.begin(SCOPE, keeps_previous=False)
+    await rounds(client, other)
+    late = EpochCodec(SECRET).encode(SCOPE, ScopeEpoch(2, b"\xff" * 16))
+    call = Script("scope_put").call([key, VERSION_KEY], [read, late, b"v", 1000])
+    [there] = await run_scripts(client, [call])
+    assert EpochCodec(SECRET).decode(SCOPE, there) == now
+    assert await run_command(client, "GET", key) == there
+
+
 async def test_names_and_values_of_the_store_tell_nothing_of_a_scope(client: Client) -> None:
     """The name of a tenant is in no key and in no value, and every key dies by itself."""
     await rounds(client, book("tenant:acme-corporation"))
@@ -262,6 +278,10 @@ async def test_a_purge_takes_one_scope_out_of_the_store_and_of_every_mirror(
         found = await redis.overlap(reader, blocks(1, 2, 3))
         assert found[A].gpu_blocks == 3
     assert (await purge_namespaces(client, (A, B), {doomed})).keys == 0
+    await redis.writer.apply([_of(doomed, batch(5, stored=blocks(8)))])
+    await run_command(client, "UNLINK", ReplicaKeys(A).changes)
+    assert (await purge_namespaces(client, (A, B), {doomed})).blocks == 1
+    assert await run_command(client, "PTTL", ReplicaKeys(A).changes) > 0
 
 
 async def test_a_view_is_not_live_before_the_epochs_were_read(own_server: ValkeyProcess) -> None:

@@ -15,6 +15,7 @@ from support.attended import Served, attended_pids, has_ended, serve_addresses
 from support.conversation import ask, sdk
 from support.fleet import MODEL, FleetPlan, LocalFleet, until
 from support.tokenizer import write_tokenizer
+from warmroute.attend import POLL_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -107,6 +108,8 @@ async def test_sidecars_end_with_their_router_and_leave_the_state_clean(
 async def test_without_sidecars_what_replicas_hold_is_guessed(fleet: LocalFleet) -> None:
     served = await serve_addresses(fleet, "--no-sidecars", "--receipts")
     await fleet.all_up(served.router, 2)
+    await served.until_live()
+    await asyncio.sleep(2 * POLL_S)  # as long as an attendant would need
     async with sdk(served.router.url) as client:
         turns = [("user", f"guess {TEXT}")]
         first = await ask(client, MODEL, turns)

@@ -199,7 +199,7 @@ async def test_a_prompt_without_known_tokens_is_routed_by_load_and_counted(
     fleet: LocalFleet,
 ) -> None:
     """B42, A70: an image; no tokens are made up for its text, and an operator can see how often."""
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    image = {"type": "image_embeds", "image_embeds": "AAAA"}
     messages = [{"role": "user", "content": [{"type": "text", "text": TEXT}, image]}]
     body = chat_body(messages=messages, stream=False)
     counter = "warmroute_unroutable_prompts_total"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,10 @@ from aiohttp import web
 from sidecar.announce import FencedError
 from sidecar.profile import SettingsError
 from sidecar.rank import run_agent
-from state.model import ReplicaId
+from state.memory import MemoryState
+from state.model import ReplicaId, RouterId
 from state.prefix import chain_of, chain_root, pack_tokens
+from state.timing import StoreTiming
 from support.kv_engine import KvEngine, free_port, stored
 from support.sidecar import (
     IDENTITY,
@@ -138,6 +141,8 @@ async def test_a_restart_of_the_process_voids_every_rank() -> None:
 async def test_an_engine_that_comes_back_with_other_ranks_is_other_replicas() -> None:
     """From one to two, to three, and to one again; what is gone is taken off at once."""
     fleet = Fleet()
+    fleet.state = MemoryState(time.monotonic, StoreTiming(record_ttl_s=60.0))
+    fleet.reader = fleet.state.reader(RouterId("router"))
     async with KvEngine() as other, KvEngine() as third, Front() as front:
         async with sidecar(settings_for(front), fleet):
             await eventually(lambda: has(fleet, "r1"))

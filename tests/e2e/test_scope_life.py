@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 
 from router.audit_log import verify
 from state.client import command_client, run_command
-from support.fleet import until
+from support.fleet import MODEL, until
 from support.slow_link import SlowLink
 from support.tenancy import TEXT, TenantFleet, tenant, tenant_fleet
+from warmroute.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 KNOWN_S = 2.0
 """So soon every router knows of a deletion; machines that run tests are given more."""
 PATIENCE_S = 10.0
+TOKEN_BYTES = 100
+"""What a token takes, as the configuration has it."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -35,7 +38,10 @@ async def stand(
 ) -> AsyncIterator[TenantFleet]:
     folder = tmp_path_factory.mktemp("scopes")
     tenants = ("a", "b", tenant("c", share="blue"), tenant("d", share="blue"))
-    async with tenant_fleet(folder, valkey.url, *tenants, groups=["blue"]) as running:
+    billing = {"interval_s": 0.2, "kv_bytes_per_token": {MODEL: TOKEN_BYTES}}
+    async with tenant_fleet(
+        folder, valkey.url, *tenants, groups=["blue"], billing=billing
+    ) as running:
         for name in ("r1", "r2"):
             await running.router(name)
         yield running
@@ -82,13 +88,13 @@ async def test_a_deletion_leaves_nothing_to_hit_and_nothing_in_the_index(
     assert await residency_keys(valkey) == kept
 
     async def has_heard() -> bool:
-        return await stand.epoch(second, "tenant:a") == told["epoch"]
+        return bool(await stand.epoch(second, "tenant:a") == told["epoch"])
 
     await until(has_heard, "the other router knows", PATIENCE_S)
 
     async def has_forgotten() -> bool:
         left = (await stand.fleet.seen(second))["w0"]["resident_blocks"]
-        return int(left) == held - told["index"]["blocks"]
+        return bool(int(left) == held - told["index"]["blocks"])
 
     await until(has_forgotten, "no local entry is left", PATIENCE_S)
     again = await stand.ask(second, "a")
@@ -156,7 +162,7 @@ async def test_a_deletion_without_the_store_counts_here_and_reaches_the_others_l
         valkey.thaw()
 
     async def has_heard() -> bool:
-        return await stand.epoch(second, "tenant:a") >= told["epoch"]
+        return bool(await stand.epoch(second, "tenant:a") >= told["epoch"])
 
     await until(has_heard, "the other router knows", PATIENCE_S)
     assert await stand.epoch(first, "tenant:a") == await stand.epoch(second, "tenant:a")
@@ -173,7 +179,7 @@ async def test_neither_a_flushed_store_nor_a_restart_brings_a_deleted_epoch_back
 
     async def is_agreed() -> bool:
         known = {await stand.epoch(router, "tenant:a") for router in (first, second, third)}
-        return known == {told["epoch"]}
+        return bool(known == {told["epoch"]})
 
     await until(is_agreed, "all routers know the newest epoch", PATIENCE_S)
     assert await valkey.keys_without_ttl() == []
@@ -254,3 +260,67 @@ async def test_without_a_file_nothing_can_be_renewed(stand: TenantFleet) -> None
     status, told = await stand.call("DELETE", lone, "/admin/scopes/tenant:a")
     assert (status, told["error"]["param"]) == (409, "tenants_state_file")
     stand.fleet.processes.stop(lone.child)
+
+
+async def test_the_bill_has_what_tenants_got_and_what_their_scopes_hold(
+    stand: TenantFleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests are a router's own, what is held is the fleet's: counted where it is stored."""
+    first, second = stand.fleet.routers[:2]
+    await stand.call("DELETE", first, "/admin/scopes/tenant:b")
+    (before, before_two) = [await bill(stand, router) for router in (first, second)]
+    cold = await stand.ask(first, "b", "bill " + TEXT)
+    hot = await warm(stand, first, "b", "bill " + TEXT)
+    after = await bill(stand, first)
+    use, was = after["tenants"]["b"], before["tenants"]["b"]
+    requests = use["requests"] - was["requests"]
+    assert requests >= 2
+    assert use["hits"] - was["hits"] == requests - 1
+    assert use["saved_tokens"] - was["saved_tokens"] == (requests - 1) * hot.cached_tokens
+    assert use["prompt_tokens"] - was["prompt_tokens"] == requests * cold.prompt_tokens
+    assert after["tenants"]["a"] == before["tenants"]["a"]
+    assert (await bill(stand, second))["tenants"] == before_two["tenants"]
+    held = hot.prompt_tokens // 64 * 64
+
+    async def is_counted() -> bool:
+        scopes = [(await bill(stand, router))["scopes"] for router in (first, second)]
+        return all(one["tenant:b"]["held_tokens"] == held for one in scopes)
+
+    await until(is_counted, "what b holds is counted", PATIENCE_S)
+    told = (await bill(stand, first))["scopes"]["tenant:b"]
+    assert told["held_bytes"] == held * TOKEN_BYTES
+
+    async def has_grown() -> bool:
+        later = (await bill(stand, first))["scopes"]["tenant:b"]
+        assert later["held_byte_seconds"] == pytest.approx(
+            later["held_token_seconds"] * TOKEN_BYTES, rel=1e-6
+        )
+        return bool(later["held_token_seconds"] > told["held_token_seconds"])
+
+    await until(has_grown, "the bill grows with time", PATIENCE_S)
+    flags = [flag for router in (first, second) for flag in ("--admin", router.admin_url)]
+    assert await asyncio.to_thread(main, ["tenants", "report", *flags, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    [row] = [one for one in report["tenants"] if one["tenant"] == "b"]
+    ours = [(await bill(stand, router))["tenants"]["b"] for router in (first, second)]
+    assert row["requests"] == sum(one["requests"] for one in ours)
+    assert await asyncio.to_thread(main, ["tenants", "report", *flags]) == 0
+    printed = capsys.readouterr().out
+    assert f"{row['saved_tokens']:,}" in printed
+    assert f"{held:,}" in printed
+    async with stand.fleet.http.get(f"{first.admin_url}/metrics") as answer:
+        text = await answer.text()
+    rows = [line for line in text.splitlines() if line.startswith("warmroute_cache_hits_total")]
+    assert sorted(rows)[1].startswith('warmroute_cache_hits_total{tenant="b"}')
+    assert len(rows) == 4
+    assert f'warmroute_held_tokens{{scope="tenant:b"}} {float(held)}' in text
+
+
+async def bill(stand: TenantFleet, router: Router) -> dict[str, Any]:
+    """Return one router's bill, its rows by name."""
+    status, told = await stand.call("GET", router, "/admin/billing")
+    assert status == 200
+    return {
+        "tenants": {one["tenant"]: one for one in told["tenants"]},
+        "scopes": {one["scope"]: one for one in told["scopes"]},
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.diagnosis import Diagnoses, has_trouble
+from router.diagnosis import Diagnoses
 from router.trust import BookKey, Ground, Observation, Trust
 from state.model import ReplicaId
 
@@ -59,5 +59,5 @@ def test_every_share_and_credit_is_between_0_and_1(
         assert {k for k, book in trust.books().items() if book.credit < 1.0} == set(trust.credits)
         found = [(one.replica, one.ground) for one in diagnoses.active()]
         assert len(found) == len(set(found))
-        troubled = {(k.replica, k.ground) for k, b in trust.books().items() if has_trouble(b)}
+        troubled = {(k.replica, k.ground) for k, b in trust.books().items() if b.is_in_trouble}
         assert set(found) <= troubled

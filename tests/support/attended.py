@@ -36,6 +36,15 @@ class Served:
 
         await until(is_so, "sidecars of all replicas", FOLLOW_S)
 
+    async def until_live(self) -> None:
+        """Wait until the router's view of the shared state is live."""
+
+        async def is_so() -> bool:
+            ready = await self.fleet.get(f"{self.router.url}/readyz")
+            return bool(ready["rung"] == "live")
+
+        await until(is_so, "a live view of the state")
+
     async def generations(self) -> dict[str, str]:
         """Return the generation of each replica."""
         seen = await self.fleet.seen(self.router)

@@ -29,14 +29,14 @@ A, B = ReplicaId("a"), ReplicaId("b")
 PAGE_TOKENS = 16
 
 
-def record_of(replica: ReplicaId, generation: str = "g") -> ReplicaRecord:
+def record_of(replica: ReplicaId, capacity_pages: int = 10_000) -> ReplicaRecord:
     return ReplicaRecord(
         replica=replica,
         endpoint=f"http://127.0.0.1:{1 + ord(replica[0])}",
-        generation=Generation(generation),
+        generation=Generation("g"),
         identity=IDENTITY,
         page_tokens=PAGE_TOKENS,
-        capacity_pages=10_000,
+        capacity_pages=capacity_pages,
         sidecar="s",
     )
 
@@ -54,11 +54,12 @@ class ClosedLoop:
         self.calls: list[Call] = []
         self._sequences: dict[ReplicaId, int] = {}
 
-    async def begin(self, *replicas: ReplicaId) -> None:
+    async def begin(self, *replicas: ReplicaId, capacity_pages: int = 10_000) -> None:
         """Register the replicas."""
         for replica in replicas:
-            await self.state.register(record_of(replica))
-            self.choosing.members.append(member_of(record_of(replica)))
+            record = record_of(replica, capacity_pages)
+            await self.state.register(record)
+            self.choosing.members.append(member_of(record))
 
     async def hold(
         self, replica: ReplicaId, tokens: range, blocks: slice = slice(None), tier: Tier = Tier.GPU

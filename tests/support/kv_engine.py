@@ -60,6 +60,7 @@ class KvEngine:
         self.has_metrics = True
         self.has_sources = True
         self.can_transfer = False
+        self.more_metrics = ""
         self.started_at_s = 1000.0
         self.log: list[tuple[int, bytes]] = []
         self.next_sequence = 0
@@ -82,6 +83,7 @@ class KvEngine:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/kv_event_sources", self._sources)
         app.router.add_get("/kv_transfer", self._transfer)
+        self.add_routes(app)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.http_port).start()
@@ -97,6 +99,9 @@ class KvEngine:
         await self.close_sockets()
         if self._runner is not None:
             await self._runner.cleanup()
+
+    def add_routes(self, app: web.Application) -> None:
+        """Add what an engine answers besides; nothing here."""
 
     def open_sockets(self) -> None:
         self._context = zmq.asyncio.Context()
@@ -169,7 +174,7 @@ vllm:num_requests_waiting{{engine="0"}} 0.0
 vllm:kv_cache_usage_perc{{engine="0"}} 0.25
 vllm:prompt_tokens_total{{engine="0"}} {float(self.prompt_tokens)}
 vllm:cache_config_info{{block_size="{self.page_tokens}",num_gpu_blocks="{self.capacity_pages}"}} 1.0
-"""
+{self.more_metrics}"""
         )
 
     async def _models(self, request: web.Request) -> web.Response:

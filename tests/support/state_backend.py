@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from state.client import command_client, run_command
 from state.direct import DirectReader
-from state.memory import MemoryState
+from state.memory import MemoryReader, MemoryState
 from state.mirror import Mirror
 from state.model import RouterId
 from state.redis_writer import RedisWriter
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from state.client import RedisSettings
-    from state.model import BlockId, Overlap, ReplicaId
+    from state.model import BlockId, Overlap, ReplicaFacts, ReplicaId
     from state.store import FleetReader, ReplicaWriter
 
 FAST_ROUNDS = MirrorTiming(
@@ -69,6 +69,10 @@ class Backend(Protocol):
         """Return what ``reader`` answers for ``chain``, asked the way a router asks it."""
         ...
 
+    def facts(self, reader: FleetReader) -> Mapping[ReplicaId, ReplicaFacts]:
+        """Return what ``reader`` knows of the sidecars' facts."""
+        ...
+
     async def lapse(self, replica: ReplicaId) -> None:
         """Let the heartbeats of ``replica`` lapse now."""
         ...
@@ -86,6 +90,10 @@ class MemoryBackend:
         self, reader: FleetReader, chain: Sequence[BlockId]
     ) -> Mapping[ReplicaId, Overlap]:
         return reader.overlap(chain)
+
+    def facts(self, reader: FleetReader) -> Mapping[ReplicaId, ReplicaFacts]:
+        assert isinstance(reader, MemoryReader)
+        return reader.facts()
 
     async def lapse(self, replica: ReplicaId) -> None:
         if replica in self.state._entries:
@@ -167,6 +175,10 @@ class RedisBackend:
             )
             assert await reader.prepare([question])
         return reader.overlap(chain)
+
+    def facts(self, reader: FleetReader) -> Mapping[ReplicaId, ReplicaFacts]:
+        assert isinstance(reader, Mirror | DirectReader)
+        return reader.facts()
 
     async def lapse(self, replica: ReplicaId) -> None:
         keys = ReplicaKeys(replica)

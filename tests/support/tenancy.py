@@ -116,6 +116,7 @@ async def tenant_fleet(
     state_url: str,
     *names: str | dict[str, Any],
     replicas: int = 1,
+    pages: int = 8192,
     worker_flags: tuple[str, ...] = (),
     **config: Any,
 ) -> AsyncIterator[TenantFleet]:
@@ -124,6 +125,7 @@ async def tenant_fleet(
     plan = FleetPlan(
         state_url=state_url,
         replicas=replicas,
+        pages=pages,
         routers=0,
         tokenizer=write_tokenizer(folder / "tokenizer"),
         worker_flags=worker_flags,

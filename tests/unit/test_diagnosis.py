@@ -81,7 +81,7 @@ def broken(kind: Kind) -> Iterable[Observation]:
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-@pytest.mark.parametrize("healthy", [0, 3, 5_000])
+@pytest.mark.parametrize("healthy", [0, 3, 11, 40, 5_000])
 def test_each_cause_is_told_by_its_own_signature_and_by_no_other(
     loop: Loop, kind: Kind, healthy: int
 ) -> None:

@@ -128,3 +128,12 @@ def test_a_new_life_voids_what_is_known_and_what_waits() -> None:
     learned.forget(A)
     learned.settle(lambda _, __: False, 2.0)
     assert learned.overlap(LONG, {}, 3.0) == {B: 100}
+
+
+def test_the_end_of_a_scope_voids_everything() -> None:
+    """Blocks do not say whose they are; what waits goes, too."""
+    learned = learned_of(LONG)
+    learned.prove(B, LONG, 1.0)
+    learned.clear()
+    learned.settle(lambda _, __: False, 2.0)
+    assert not learned

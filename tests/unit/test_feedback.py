@@ -14,6 +14,7 @@ from router.forecast import credits_of, promised_tokens
 from router.trust import RECOVERY_HITS, BookKey, Ground
 from state.lease import Outcome
 from state.model import Tier
+from support.choosing import prompt_for
 from support.closed_loop import PAGE_TOKENS, A, B, ClosedLoop
 
 if TYPE_CHECKING:
@@ -237,6 +238,28 @@ async def test_lower_tiers_count_as_predicted_there(loop: ClosedLoop) -> None:
         loop.rest(3.0)
     row = row_of(loop)
     assert (row.precision, row.recall) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("is_doubted", [False, True])
+async def test_what_requests_in_flight_may_push_out_is_right_either_way(
+    *, is_doubted: bool
+) -> None:
+    """Less is predicted than is on record: if all of it is found, no event was missing."""
+    loop = ClosedLoop()
+    await loop.begin(A, capacity_pages=120)
+    await loop.hold(A, PROMPT)
+    running = loop.choosing.choose(prompt_for(range(70_000, 71_000)), loop.choosing.members)
+    key = BookKey(A, "m", Ground.EVENTS)
+    for found in (928, 1_264):
+        if is_doubted:
+            loop.choosing.know.trust.credits[key] = 0.5
+        loop.engines = {A: lambda _, __, found=found: found}  # type: ignore[misc] # bound now
+        choice = loop.ask(PROMPT)
+        assert 0 < view_of(choice).cached_tokens < 1_000
+        assert (row_of(loop).precision, row_of(loop).recall) == (1.0, 1.0)
+    loop.rest(3.0)
+    assert not loop.choosing.know.learned
+    running.finish(Outcome.DONE, had_first_byte=True)
 
 
 async def test_other_prompt_lengths_are_a_mismatch_of_templates(loop: ClosedLoop) -> None:

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.app import App
 from router.config import ConfigError, decode_config
 from router.error import ForbiddenError, RateLimitedError, UnauthenticatedError, error_body
 from router.gate import FAILURES_AT_ONCE, Failures, Gate, load_secret, open_gate
 from router.metrics import Metrics
 from router.reply import Response, own_response
 from router.request import read_headers
+from router.state_reader import build_mirror
 from router.tenant import KeyDigest, TenantSettings
 from state.prefix import salt_scope
 from state.secret import engine_salt
@@ -339,3 +341,18 @@ def test_the_key_of_the_engines_is_in_no_description_of_the_configuration() -> N
     config = decode_config({"upstream": {"api_key": "secret-of-engines"}})
     assert config.upstream.api_key == "secret-of-engines"
     assert "secret-of-engines" not in repr(config)
+
+
+async def test_tenants_of_one_group_take_turns_in_the_queue_as_two(tmp_path: Path) -> None:
+    shared = {"share": "g"}
+    raw = tenant_config(tmp_path, left=shared, right=shared) | {"hold": {"enabled": True}}
+    app = App(decode_config(raw), {}, build_mirror("redis://127.0.0.1:1"), None, SECRET)
+    assert app.hold is not None
+    routed: list[Any] = [
+        SimpleNamespace(tenant=name, prompt=SimpleNamespace(salt="shared"))
+        for name in ("left", "right", None)
+    ]
+    assert len({app.hold._tenant_of(one) for one in routed}) == 3
+    app.prompts.close()
+    await app.tokens.close()
+    await app.pool.close()

@@ -139,7 +139,8 @@ async def test_fields_quoted_in_the_text_or_unknown_do_not_change_the_key(
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (chat_body([{"type": "image_url", "image_url": {"url": "data:"}}]), Unroutable.MEDIA),
+        (chat_body([{"type": "image_embeds", "image_embeds": "AAAA"}]), Unroutable.MEDIA),
+        (chat_body([{"type": "image_url", "image_url": {"uri": "data:"}}]), Unroutable.MEDIA),
         (chat_body(chat_template="x"), Unroutable.REQUEST_TEMPLATE),
         (chat_body(truncate_prompt_tokens=1), Unroutable.REWRITTEN),
         (chat_body(continue_final_message=True), Unroutable.TEMPLATE),

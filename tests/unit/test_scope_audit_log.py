@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.audit_log import NO_LINE, REPAIRED, AuditError, AuditLog, verify
+from router.audit_log import NO_LINE, REPAIRED, AuditError, AuditLog, line_digest, verify
 from warmroute.cli import main
 
 if TYPE_CHECKING:
@@ -80,6 +80,11 @@ async def test_every_edit_is_found(tmp_path: Path) -> None:
         assert faults([*lines[:at], b"\n", *lines[at:]]), at
     for at in range(5):
         assert faults([*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]]), at
+    assert "record 3, expected 2" in faults(lines[:1] + lines[2:])[0]
+    forged = json.loads(lines[3]) | {"prev": line_digest(b"x")}
+    assert faults([*lines[:3], b"x\n", json.dumps(forged).encode() + b"\n"])[0] == (
+        "line 4: no record"
+    )
     assert faults([])
     assert faults([*lines[:-1], lines[-1][:-1]])
 
@@ -159,7 +164,7 @@ async def test_a_disk_that_is_full_raises_and_leaves_the_chain_whole(
     for cut in (real_cut, refused):
         monkeypatch.setattr(os, "write", full)
         monkeypatch.setattr(os, "ftruncate", cut)
-        with pytest.raises(AuditError, match="No space left|not permitted"):
+        with pytest.raises(AuditError, match=r"No space left|not permitted"):
             await log.write("scope.delete", "done", actor="me")
         monkeypatch.setattr(os, "write", real_write)
         monkeypatch.setattr(os, "ftruncate", real_cut)

@@ -64,7 +64,7 @@ def test_a_file_that_is_none_is_refused_by_name_and_left_alone(
     path.touch(0o600)
     path.write_bytes(content)
     for act in (EpochFile(path).read, lambda: EpochFile(path).write({"tenant:a": OLD})):
-        with pytest.raises(ScopeFileError, match="epochs.json: expected"):
+        with pytest.raises(ScopeFileError, match=r"epochs\.json: expected"):
             act()
     assert path.read_bytes() == content
 

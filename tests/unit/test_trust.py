@@ -138,6 +138,13 @@ def test_credit_is_the_share_of_tokens_that_come_true() -> None:
     assert book_of(*[Observation(640, 640, 320)] * 50).credit == 0.5
 
 
+def test_credit_is_of_tokens_where_long_prompts_fail_more_often() -> None:
+    """Half of the requests, and nearly all of the tokens."""
+    book = book_of(*[Observation(64, 64, 64), Observation(6_400, 6_400, 0)] * 40)
+    assert book.precision.by_request == pytest.approx(0.5, abs=0.01)
+    assert book.credit == pytest.approx(0.01, abs=0.001)
+
+
 @pytest.mark.parametrize("misses", [8, 100, 10_000])
 def test_a_repaired_replica_is_trusted_again_after_two_dozen_hits(misses: int) -> None:
     """However long it was wrong."""
@@ -164,6 +171,36 @@ def test_what_nobody_asks_any_more_is_forgiven() -> None:
     assert trust.credits == {KEY: 0.0}
     trust.tick(4 * HALF_LIFE_S)
     assert trust.credits == {}
+
+
+@pytest.mark.parametrize(("hits", "misses"), [(7, 1), (17, 3), (90, 10), (3, 2)])
+def test_a_few_misses_among_some_requests_say_nothing_yet(hits: int, misses: int) -> None:
+    """Below what is healthy, but chance explains it."""
+    book = book_of(*[HIT] * hits, *[MISS] * misses)
+    assert book.precision.by_request is not None
+    assert book.precision.by_request < 0.95
+    assert book.credit == 1.0
+
+
+def test_what_was_seen_long_ago_weighs_less() -> None:
+    """After an hour without requests four new ones outweigh a hundred old ones."""
+    book = Book()
+    for _ in range(100):
+        book.observe(Observation(640, 640, 320), 0.0)
+    for _ in range(4):
+        book.observe(HIT, 6 * HALF_LIFE_S)
+    assert book.precision.by_token is not None
+    assert 0.85 < book.precision.by_token < 0.92
+
+
+def test_a_tenants_evidence_grows_old_too() -> None:
+    """What is shown of it ends with the half-life."""
+    trust = Trust()
+    for _ in range(50):
+        trust.observe(KEY, MISS, 0.0, "acme")
+    assert trust.tenant_rows(0.0)[0].credit == 0.0
+    trust.tick(4 * HALF_LIFE_S)
+    assert trust.tenant_rows(4 * HALF_LIFE_S)[0].credit == 1.0
 
 
 def test_events_placements_and_bytes_are_judged_apart() -> None:
@@ -210,11 +247,14 @@ def test_models_and_tenants_without_end_take_bounded_memory() -> None:
     """B51: adapters by the thousand: the books that were used last are kept, with their credit."""
     trust = Trust()
     for number in range(MAX_BOOKS + 500):
+        if number % 1_000 == 0:
+            trust.observe(KEY, MISS, 0.0, "acme")
         key = KEY._replace(model=f"adapter-{number}")
         for _ in range(10):
             trust.observe(key, MISS, 0.0, f"tenant-{number}")
-    assert len(trust.books()) == len(trust.credits) == MAX_BOOKS
-    assert trust.books().keys() == trust.credits.keys()
+    assert len(trust.books()) == MAX_BOOKS
+    assert KEY in trust.books()
+    assert trust.credits.keys() == trust.books().keys() - {KEY}
     assert len(trust.tenant_rows(0.0)) == MAX_TENANTS
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import pytest
 import pytest_asyncio
 
 from support.attended import Served, serve_addresses
@@ -18,6 +17,8 @@ from support.vllm_stand import MARKS, OUTPUT_TOKENS, PAGES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    import pytest
 
 pytestmark = MARKS
 
