@@ -8,7 +8,7 @@ DEV := $(VENV)/.dev
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-data test-kill test-timing test-vllm test-reference test-engine soak \
+.PHONY: help setup demo check format test test-data test-kill test-timing test-vllm test-vllm-long test-reference test-engine soak \
   gpu-check grid audit-timing bench-live bench bench-router bench-history bench-prompt bench-engine bench-tiers bench-transfer \
   bench-publish bench-quick bench-peers bench-native lock clean
 
@@ -58,8 +58,14 @@ test-kill: $(DEV) ## 200 seeded kill points over every process (slow)
 test-timing: $(DEV) ## Whether the time of a refusal tells of a key
 	@$(BIN)/python -m pytest -m heavy -rP tests/unit/test_gate_timing.py
 
+test-flood: $(DEV) ## What one tenant's flood costs another, by the engine's eviction (10 min)
+	@$(BIN)/python -m pytest -m heavy -rP tests/e2e/test_tenant_quota.py
+
 test-vllm: $(DEV) ## Two real vLLM engines, and the worker the same way (WARMROUTE_VLLM=/path/to/vllm; slow)
-	@$(BIN)/python -m pytest -m heavy -rP tests/vllm
+	@$(BIN)/python -m pytest -m heavy -rP tests/vllm --ignore=tests/vllm/test_long_run.py
+
+test-vllm-long: $(DEV) ## The same for 20 minutes of real text, restarts, resets, salts (WARMROUTE_LONG_MINUTES=20)
+	@$(BIN)/python -m pytest -m heavy -rP tests/vllm/test_long_run.py
 
 test-reference: $(DEV) ## The worker's logits beside transformers' (WARMROUTE_VLLM=/path/to/vllm; slow)
 	@$(BIN)/python -m pytest -m heavy -rP tests/reference

@@ -55,9 +55,9 @@ class Case(NamedTuple):
 
 
 CASES: Final = (
-    Case("engines", "two workers, some 1,300 tokens, 50 ms of prefill", 360, engines),
-    Case("reading", "replicas that answer at once, some 99,000 tokens", 27_300, reading_router),
-    Case("asking", "a router that asks engines for some 11,000 tokens", 3_000, asked_engines),
+    Case("engines", "two workers, some 1,300 tokens, 50 ms of prefill", 155, engines),
+    Case("reading", "replicas that answer at once, some 100,000 tokens", 12_000, reading_router),
+    Case("asking", "a router that asks engines for some 8,500 tokens", 1_000, asked_engines),
 )
 
 

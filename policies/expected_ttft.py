@@ -1,7 +1,7 @@
 """Expected time to first token: what each replica would cost, in ms of somebody's waiting.
 
-    score = wait + X' + (w_active * n + w_share * (rho / rho_mean - 1)) * X'
-          + w_copy * n * A / (1 + k) + active_ms * n
+    score = wait + X' + (w_active * n + w_prefilling * q + w_share * (rho / rho_mean - 1)) * X'
+          + w_copy * n * f * A / (1 + k) + active_ms * n
 
 ``wait``   until the prompt's own prefill begins: the prefill ahead of it, at the replica's speed
 ``X``      its own prefill there: what the replica does not hold, with attention over the context;
@@ -11,6 +11,10 @@
            prefix, by its rate, and over m^2 for its m copies: one more takes 1 / m^2 off each
 ``X'``     X - A * k / (1 + k): a second copy of what many will ask for again is no waste
 ``n``      requests that are active there: prefill stalls every stream that decodes beside it
+``q``      requests without a first byte, the mean of the fleet: where there are many, whatever is
+           computed makes others wait, and the least work is worth more than the shortest wait
+``f``      how full its cache is: next to 0 up to one half, 1 at its end. What is copied into a full
+           one drives out what others come back for
 ``rho``    decayed prefill work sent there, against the fleet's mean: long-run load stays apart even
            while nothing is queued
 
@@ -45,6 +49,9 @@ LONG_MS: Final = 1e3
 COMMON: Final = 2.0
 """So many requests for a prefix in half a minute are no sign of popularity."""
 
+LEAST_FULL: Final = 0.05
+"""So full counts a cache that has room: a copy takes its time in any case."""
+
 Weight = Annotated[float, Meta(ge=0, le=100)]
 Milliseconds = Annotated[float, Meta(ge=0, le=1e6)]
 
@@ -66,9 +73,10 @@ class ExpectedTtft(
     """
 
     prefill: PrefillCost = PrefillCost()
-    w_active: Weight = 0.05
-    w_share: Weight = 0.5
-    w_copy: Weight = 0.2
+    w_active: Weight = 0.01
+    w_prefilling: Weight = 0.3
+    w_share: Weight = 0.4
+    w_copy: Weight = 0.5
     active_ms: Milliseconds = 20.0
     kv_wait: bool = False
     fetch_token_ms: Milliseconds = 0.0375
@@ -84,6 +92,7 @@ class ExpectedTtft(
         loads = [view.prefill_load / view.speed for view in fleet]
         mean_load = mean_of(loads)
         queued_ms = self._queued_ms(request, fleet)
+        crowd = self.w_prefilling * mean_of([view.prefilling for view in fleet])
         source = _source(fleet) if self.pull_token_ms is not None else None
         candidates = []
         for view, load, others_ms in zip(fleet, loads, queued_ms, strict=True):
@@ -95,8 +104,8 @@ class ExpectedTtft(
                 wait_ms = max(wait_ms, _kv_wait_ms(request, view))
             n = view.inflight
             share = load / mean_load - 1 if mean_load > 0 else 0.0
-            stall_ms = (self.w_active * n + self.w_share * share) * own_ms
-            copy_ms = self.w_copy * n * avoidable_ms / (1 + repeats)
+            stall_ms = (self.w_active * n + crowd + self.w_share * share) * own_ms
+            copy_ms = self.w_copy * n * _fullness(view) * avoidable_ms / (1 + repeats)
             active_ms = self.active_ms * n
             candidates.append(
                 Candidate(
@@ -229,6 +238,13 @@ def _shared_by_more(request: RoutingRequest, most_tokens: int) -> float:
         if prefix_tokens >= most_tokens:
             break
     return max(0.0, shared - COMMON)
+
+
+def _fullness(view: ReplicaView) -> float:
+    """Return how full a cache is beyond one half, LEAST_FULL to 1; 1 where nobody knows."""
+    if view.resident_tokens is None or not view.capacity_tokens:
+        return 1.0
+    return min(1.0, max(LEAST_FULL, 2.0 * view.resident_tokens / view.capacity_tokens - 1.0))
 
 
 def _source(fleet: tuple[ReplicaView, ...]) -> ReplicaView | None:

@@ -42,6 +42,7 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     in flight, for ``hold_s`` each in the mean (None: none ended yet). ``running``, ``waiting`` and
     ``kv_used_fraction`` are the engine's own report. ``placed_tokens`` of the prompt are known from
     this router's own placements alone, whatever the engine says; 0 where no rule asks for it.
+    ``resident_tokens`` are known to be in GPU memory; None where no index of them is kept.
     """
 
     replica: ReplicaId
@@ -63,6 +64,7 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     waiting: int | None = None
     kv_used_fraction: float | None = None
     placed_tokens: int = 0
+    resident_tokens: int | None = None
     can_fetch: bool = False
     """It takes KV pages of a prefix from another replica that says so, and gives them."""
 

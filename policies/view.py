@@ -38,6 +38,7 @@ class Facts(NamedTuple):
     held_tokens: int = 0
     capacity_tokens: int | None = None
     can_fetch: bool = False
+    resident_tokens: int | None = None
 
 
 def view_of(
@@ -76,5 +77,6 @@ def view_of(
         waiting=load.queued if load is not None else None,
         kv_used_fraction=load.kv_used_fraction if load is not None else None,
         placed_tokens=warmth.placed_tokens,
+        resident_tokens=facts.resident_tokens,
         can_fetch=facts.can_fetch,
     )

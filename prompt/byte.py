@@ -94,6 +94,9 @@ class ByteCodec:
         packed = self.text_tokens(text, add_special_tokens=add_special_tokens)
         return PromptTokens(packed=packed, is_exact=False)
 
+    def forget(self) -> None:
+        """See ``PrefixCodec``; nothing is remembered of a text."""
+
     def is_known(self, passage: Passage) -> bool:
         """See ``PrefixCodec``."""
         return self._checkpoint_of(passage) is not None

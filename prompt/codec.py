@@ -40,6 +40,9 @@ class PrefixCodec(Protocol):
     def turn_tail(self, turn: Turn) -> PromptTokens | None:
         """Return the same if that takes no work on what was known before the turn."""
 
+    def forget(self) -> None:
+        """Forget every text; the tokenizer's single words stay."""
+
 
 class Codec(Protocol):
     """Prompts of one model to ids, packed as ``state.prefix.pack_tokens`` does, and back.
@@ -133,6 +136,12 @@ class TokenizerCodec:
         # The template writes the special tokens itself.
         return self.text_tokens(text, add_special_tokens=bool(options.get("add_special_tokens")))
 
+    def forget(self) -> None:
+        """See ``PrefixCodec``."""
+        for kept in (self._tokenizer.plain, self._tokenizer.framed):
+            if kept is not None:
+                kept.forget()
+
     def is_known(self, passage: Passage) -> bool:
         """See ``PrefixCodec``."""
         cache = self._cache_of(passage)
@@ -150,7 +159,7 @@ class TokenizerCodec:
             )
         tokens = None
         for chunk, mark in zip(passage.chunks, passage.marks, strict=True):
-            encoded = cache.resume(start, chunk, [len(chunk)])
+            encoded = cache.resume(start, chunk, [len(chunk)], salt=passage.call.salt)
             (point,) = encoded.checkpoints
             if point is not None:
                 mark.checkpoints[id(cache)] = start = point
@@ -166,7 +175,8 @@ class TokenizerCodec:
         encoder = self._encoder(turn)
         if encoder is not None and turn.conversation is not None and turn.variant is not None:
             known = (turn.call.messages, turn.conversation, turn.variant)
-            tokens = encoder.tail(*known) or encoder.whole(*known, salt=turn.call.salt)
+            salt = turn.call.salt
+            tokens = encoder.tail(*known, salt=salt) or encoder.whole(*known, salt=salt)
             if tokens is not None:
                 return tokens
         call = turn.call
@@ -179,7 +189,8 @@ class TokenizerCodec:
         encoder = self._encoder(turn)
         if encoder is None or turn.conversation is None or turn.variant is None:
             return None
-        return encoder.tail(turn.call.messages, turn.conversation, turn.variant)
+        call = turn.call
+        return encoder.tail(call.messages, turn.conversation, turn.variant, salt=call.salt)
 
     def _encoder(self, turn: Turn) -> ChatEncoder | None:
         return self._encoders.get(self._template_name(turn.call.tools))

@@ -40,7 +40,7 @@ class ChatEncoder:
         self.stability = stability_of(template)
 
     def tail(
-        self, messages: Messages, conversation: Conversation, variant: Variant
+        self, messages: Messages, conversation: Conversation, variant: Variant, *, salt: str = ""
     ) -> PromptTokens | None:
         """Return the ids of ``messages`` by rendering their tail; None where that cannot be."""
         rendered = conversation.rendered.get(variant)
@@ -62,7 +62,7 @@ class ChatEncoder:
         if after is not None and parts.messages[context - parts.hidden] == rendered.last_part:
             first, context, checkpoint = first + 1, context + 1, after
         text, points = points_of(parts, len(picked), context)
-        encoded = cache.resume(checkpoint, text, points)
+        encoded = cache.resume(checkpoint, text, points, salt=salt)
         checkpoints = [*rendered.checkpoints[:first], *encoded.checkpoints]
         conversation.keep(variant, _rendered(messages, checkpoints, parts, rendered))
         return PromptTokens(run=encoded.tokens, is_exact=True)

@@ -69,6 +69,10 @@ class Passages:
         """Bodies and marks; tokens weigh about as much again."""
         return self._tree.used_bytes
 
+    def forget(self) -> None:
+        """Forget every body."""
+        self._tree.clear()
+
     def decode(self, body: bytes) -> Passage:
         """Decode one body; raises BadPromptError where the client is to blame."""
         found = self._tree.find(body)

@@ -91,6 +91,13 @@ class PrefixTree(Generic[_P]):
             self._leaves.move_to_end(leaf)
         self._evict()
 
+    def clear(self) -> None:
+        """Forget every text."""
+        self._root = _Edge(None, 0, memoryview(b""))
+        self._leaves.clear()
+        self._version += 1
+        self.used_bytes = 0
+
     def _walk(self, key: bytes) -> tuple[_Edge[_P], int]:
         edge, position = self._root, 0
         while position < len(key):

@@ -111,6 +111,13 @@ class PromptReader:
         """Drop what waits; running work ends by itself and its result is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def forget(self) -> None:
+        """Forget every prompt: what comes next is read and tokenized anew."""
+        self._turns.forget()
+        self._passages.forget()
+        for codec in self._prefix_codecs.values():
+            codec.forget()
+
     async def read(self, path: str, body: bytes) -> ReadPrompt:
         """Return what routing needs; raises BadPromptError, and KeyError for other paths."""
         read: Turn | Passage
@@ -152,7 +159,9 @@ class PromptReader:
     async def _tokens(
         self, read: Turn | Passage, codec: Codec, body_bytes: int
     ) -> tuple[PromptTokens, ...]:
+        # Short chats may take words that were seen before: not where salts keep those apart.
         is_short = isinstance(read, Turn) and body_bytes <= self._short_body_bytes
+        is_short = is_short and not read.call.salt
         known = None if is_short else self._prefix_codecs.get(id(codec))
         if known is not None and read.fresh_bytes <= self._inline_body_bytes:
             if isinstance(read, Turn):

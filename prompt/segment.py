@@ -74,6 +74,11 @@ class SegmentCache:
         """Texts and marks; tokens weigh about as much as the texts."""
         return self._tree.used_bytes
 
+    def forget(self) -> None:
+        """Forget every text."""
+        with self._lock:
+            self._tree.clear()
+
     def encode(self, text: str, points: Sequence[int] = (), *, salt: str = "") -> Encoded:
         """Return the ids of ``text``, with checkpoints for ascending character ``points``.
 
@@ -93,7 +98,7 @@ class SegmentCache:
         start, begin_byte, begin = found.payload or (self.start(), 0, 0)
         fresh = text[begin:] if begin else text
         ends = self._cuts(fresh, [point - begin for point in points], PIECE_CHARS)
-        pieces = self._pieces(fresh, ends)
+        pieces = self._pieces(fresh, ends, salt)
         with self._lock:
             run = start.run.extended(start.count, b"".join(pieces[:-1]))
             marks, count, byte = [], start.count, begin_byte
@@ -108,15 +113,17 @@ class SegmentCache:
         counts = [start.count, *(mark[1][0].count for mark in marks)]
         return Encoded(tokens, _checkpoints(run, fresh, [0, *ends], counts, points, begin))
 
-    def resume(self, start: Checkpoint, text: str, points: Sequence[int] = ()) -> Encoded:
+    def resume(
+        self, start: Checkpoint, text: str, points: Sequence[int] = (), *, salt: str = ""
+    ) -> Encoded:
         """Return the ids of what ``start`` stands for and ``text`` after it.
 
-        ``points`` count from the beginning of ``text``.
+        ``points`` count from the beginning of ``text``, which is of the same ``salt`` as ``start``.
         """
         fresh = start.carried + text
         carried = len(start.carried)
         ends = self._cuts(fresh, [point + carried for point in points], SHORT_CHARS)
-        pieces = self._pieces(fresh, ends)
+        pieces = self._pieces(fresh, ends, salt)
         with self._lock:
             run = start.run.extended(start.count, b"".join(pieces[:-1]))
         counts = [start.count]
@@ -147,9 +154,11 @@ class SegmentCache:
                 low = cut
         return cuts
 
-    def _pieces(self, text: str, ends: Sequence[int]) -> list[bytes]:
+    def _pieces(self, text: str, ends: Sequence[int], salt: str) -> list[bytes]:
         engine = self._engine
-        packed = engine.packed_short if len(text) <= SHORT_CHARS else engine.packed
+        # Words that were seen before are faster, whoever's they were: not where salts are.
+        is_looked_up = len(text) <= SHORT_CHARS and not salt
+        packed = engine.packed_short if is_looked_up else engine.packed
         first, pieces = 0, []
         for end in ends:
             pieces.append(packed(text[first:end]))

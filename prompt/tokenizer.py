@@ -97,10 +97,17 @@ class Tokenizer:
         return frames.pop() if len(frames) == 1 else None
 
     def prompt(self, text: str, *, add_special_tokens: bool, salt: str = "") -> PromptTokens:
-        """Return the ids of ``text``; special tokens that it spells out count as such."""
+        """Return the ids of ``text``; special tokens that it spells out count as such.
+
+        With a ``salt`` nothing is looked up that other salts could have brought in.
+        """
         cache = self.framed if add_special_tokens else self.plain
         if cache is None or len(text) < MIN_CACHED_CHARS:
-            packed = self.packed(text, add_special_tokens=add_special_tokens)
+            packed = (
+                pack_tokens(self.encode(text, add_special_tokens=add_special_tokens))
+                if salt
+                else self.packed(text, add_special_tokens=add_special_tokens)
+            )
             return PromptTokens(packed=packed, is_exact=True)
         return PromptTokens(run=cache.encode(text, salt=salt).tokens, is_exact=True)
 

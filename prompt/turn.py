@@ -88,6 +88,11 @@ class ChatTurns:
         """Bodies and marks; decoded messages weigh up to twice as much again."""
         return self._tree.used_bytes
 
+    def forget(self) -> None:
+        """Forget every body."""
+        self._tree.clear()
+        self._variants.clear()
+
     def decode(self, body: bytes) -> Turn:
         """Decode one body; raises BadPromptError where the client is to blame."""
         found = self._tree.find(body)

@@ -177,6 +177,7 @@ class VirtualRouter:
         pending = self._pending.overlap(chain, now_s)
         placed = self._tree.overlap(chain, now_s) if self._uses_tree else {}
         settings = self._settings
+        holders = len(self._names) if settings.is_pooled else 1
         views = []
         for replica in self._names:
             if replica in self.down:
@@ -203,6 +204,7 @@ class VirtualRouter:
                 self._held[replica],
                 settings.capacity_tokens,
                 settings.pull_token_ms is not None,
+                self._residency.gpu_blocks(holder) * size // holders,
             )
             work = self.leases.load(replica, now_s, speed)
             views.append(view_of(replica, work, others, warmth, facts))

@@ -139,33 +139,34 @@ class App:
         self.lifecycle: Lifecycle | None = None
         self.billing = open_billing(config, self.metrics.registry) if config.tenants else None
         self.chooser = self._build_chooser(seed)
-        self.proxy = Proxy(
-            ProxyParts(
-                config=config,
-                reader=reader,
-                fleet=self.fleet,
-                health=self.health,
-                prompts=self.prompts,
-                tokens=self.tokens,
-                chooser=self.chooser,
-                pool=self.pool,
-                trace=self.trace,
-                metrics=self.metrics,
-                clock=clock,
-                unix_clock=time.time,
-                mint_id=lambda: secrets.token_hex(16),
-                lookup=reader if isinstance(reader, DirectReader) else None,
-                decisions=decisions,
-                hold=self.hold,
-                feedback=self.feedback,
-                gate=self.gate,
-                billing=self.billing,
-                quotas=open_quotas(config, self.metrics.registry),
-            )
-        )
+        self.proxy = Proxy(self._proxy_parts())
         self.view = self._build_view()
         self.admin = self._build_admin()
         self._wire_gauges()
+
+    def _proxy_parts(self) -> ProxyParts:
+        return ProxyParts(
+            config=self.config,
+            reader=self.reader,
+            fleet=self.fleet,
+            health=self.health,
+            prompts=self.prompts,
+            tokens=self.tokens,
+            chooser=self.chooser,
+            pool=self.pool,
+            trace=self.trace,
+            metrics=self.metrics,
+            clock=time.monotonic,
+            unix_clock=time.time,
+            mint_id=lambda: secrets.token_hex(16),
+            lookup=self.reader if isinstance(self.reader, DirectReader) else None,
+            decisions=self.decisions,
+            hold=self.hold,
+            feedback=self.feedback,
+            gate=self.gate,
+            billing=self.billing,
+            quotas=open_quotas(self.config, self.metrics.registry),
+        )
 
     def _build_tokens(self, rng: random.Random) -> TokenSource:
         models = self.config.models

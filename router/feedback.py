@@ -111,8 +111,6 @@ class Feedback:
     ) -> Observation:
         prompt, page_tokens = routed.prompt, self._page_tokens(choice)
         certain, reach = forecast.certain_tokens, forecast.reach_tokens
-        if page_tokens is not None:
-            certain -= certain % page_tokens  # a part of a page is never reused
         reported, counted = usage.cached_tokens, usage.prompt_tokens
         if counted is not None and reported is not None and reported > counted:
             reported = None
@@ -120,6 +118,8 @@ class Feedback:
             # Bytes were predicted: their share of the prompt is compared.
             certain = certain * counted // routed.prompt_tokens
             reach = reach * counted // routed.prompt_tokens
+        if page_tokens is not None:
+            certain -= certain % page_tokens  # a part of a page is never reused
         is_single = len(prompt.prompts) == 1 and prompt.choices == 1
         is_other = has_other_length(prompt, usage) if routed.is_exact else None
         return Observation(
@@ -146,7 +146,7 @@ class Feedback:
             most_tokens = choice.member.capacity_tokens
             room = {} if most_tokens is None else {"most_blocks": most_tokens // block_tokens}
             learned.prove(replica, chain[:proved], self.clock(), **room)
-        elif forecast.learned_tokens and reported < forecast.promised_tokens - block_tokens:
+        elif reported < forecast.promised_tokens - block_tokens:
             learned.cut(replica, chain, proved)
         told = self.know.reader.overlap(chain).get(replica)
         if told is not None:

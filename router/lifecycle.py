@@ -101,9 +101,12 @@ class Lifecycle:
         return announced | self._app.chooser.outlook.identities()
 
     def _forget(self, scope: str, ended: Collection[str]) -> Forgotten:
+        """Drop what was placed for the scope, and the texts of all: they are not kept by scope."""
         know = self._app.know
         books = (know.pending, know.guessed, know.placed)
         placements = sum(book.end(scope) for book in books if isinstance(book, ScopedPlacements))
         roots = self._app.chooser.outlook.forget(ended)
+        self._app.prompts.forget()
+        self._app.tokens.forget()
         know.learned.clear()
         return Forgotten(placements=placements, roots=roots)

@@ -144,10 +144,17 @@ class Outlook:
                 know.footprints.claimed_tokens(replica),
                 member.capacity_tokens,
                 member.can_fetch,
+                self._resident_tokens(member),
             )
             work = know.leases.load(replica, now_s, speed)
             views.append(view_of(replica, work, others, warmth, facts))
         return tuple(views)
+
+    def _resident_tokens(self, member: Member) -> int | None:
+        blocks = self._know.reader.gpu_blocks(member.replica) if member.has_events else None
+        if blocks is None or member.identity is None:
+            return None
+        return blocks * member.identity.block_tokens
 
     def _look_up(self, routed: Routed, branch: Branch, now_s: float) -> list[_Found]:
         """Return who holds what of each prompt: by event, placed just now, or by guess."""

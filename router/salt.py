@@ -16,7 +16,7 @@ import secrets
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct
 
 from router.error import ClientError
 
@@ -56,14 +56,19 @@ class TopKey:
         self._pattern = re.compile(rb'"%b"[ \t\r\n]*:' % b"".join(map(_spellings, name)))
         nonce = secrets.token_hex(8)
         self._names = [f"{name}#{nonce}#{index}" for index in range(MAX_KEYS)]
-        fields = [f"at_{index}" for index in range(MAX_KEYS)]
+        self._fields = [f"at_{index}" for index in range(MAX_KEYS)]
+        self._decoder_of_one = self._decoder(1)
+        self._decoder_of_all = self._decoder(MAX_KEYS)
+
+    def _decoder(self, count: int) -> msgspec.json.Decoder[Struct]:
+        """Return what decodes the first ``count`` names; each is compared with every key."""
+        fields = self._fields[:count]
         keys = msgspec.defstruct(
             "Keys",
             [(field, Raw | msgspec.UnsetType, UNSET) for field in fields],
-            rename=dict(zip(fields, self._names, strict=True)),
+            rename=dict(zip(fields, self._names[:count], strict=True)),
         )
-        self._fields = fields
-        self._decoder = msgspec.json.Decoder(keys)
+        return msgspec.json.Decoder(keys)
 
     def find(self, body: bytes) -> Span | None:
         """Return where the key is; raises ClientError where it is there twice, or is no JSON."""
@@ -92,8 +97,9 @@ class TopKey:
             pieces.append(b'%b"%b":' % (body[position:start], name.encode()))
             position = end
         pieces.append(body[position:])
+        decoder = self._decoder_of_all if len(spans) > 1 else self._decoder_of_one
         try:
-            keys = self._decoder.decode(b"".join(pieces))
+            keys = decoder.decode(b"".join(pieces))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             message = "body: expected a JSON object"
             raise ClientError(message, param="body") from None

@@ -44,6 +44,7 @@ ROTATE: Final = "/rotate"
 RESET_PATHS: Final = ("/reset_prefix_cache", "/flush_cache")
 """vLLM's and the bundled worker's, and SGLang's. An engine without the path answers 404."""
 RESET_S: Final = 10.0
+ENGINE_TENANT_CHARACTERS: Final = 12
 BEGUN: Final = "begun"
 DONE: Final = "done"
 PENDING: Final = "pending"
@@ -76,11 +77,15 @@ class ScopeChange(Struct, frozen=True, kw_only=True):
 
 
 class ScopeState(Struct, frozen=True, kw_only=True):
-    """One scope as this router knows it. ``live_epochs``: 2 after a rotation."""
+    """One scope as this router knows it. ``live_epochs``: 2 after a rotation.
+
+    ``engine_tenant`` is what a bundled worker calls it: another one with each epoch.
+    """
 
     scope: str
     epoch: int
     live_epochs: int
+    engine_tenant: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +114,16 @@ class ScopeAdmin:
 
     async def scopes(self, _: Request) -> Response:
         """Answer every scope with the counter of its epoch."""
-        epochs = self._parts.epochs.book.epochs()
+        epochs = self._parts.epochs
         return json_response(
             [
-                ScopeState(scope=scope, epoch=epoch.counter, live_epochs=len(epoch.live_names))
-                for scope, epoch in sorted(epochs.items())
+                ScopeState(
+                    scope=scope,
+                    epoch=epoch.counter,
+                    live_epochs=len(epoch.live_names),
+                    engine_tenant=engine_tenant(epochs.live_digests(scope)[0]),
+                )
+                for scope, epoch in sorted(epochs.book.epochs().items())
             ]
         )
 
@@ -209,6 +219,11 @@ class ScopeAdmin:
             if status != _NOT_FOUND:
                 return f"status {status} of {path}"
         return "it has no path for this (vLLM has one with VLLM_SERVER_DEV_MODE=1)"
+
+
+def engine_tenant(scope_digest: str) -> str:
+    """Return what a bundled worker shows of a scope, and takes for its quota."""
+    return scope_digest.removeprefix("salt:")[:ENGINE_TENANT_CHARACTERS]
 
 
 def _counts(renewal: Renewal, engines: EngineResets | None) -> dict[str, int]:

@@ -167,6 +167,10 @@ class TokenSource:
             self._distrusted_until_s[model] = self._parts.clock() + DISTRUST_S
             self._known = KnownTokens()
 
+    def forget(self) -> None:
+        """Forget the tokens of every prompt."""
+        self._known = KnownTokens()
+
     def _members(self, model: str) -> list[Member]:
         """Return the replicas that tell what they hold of ``model``; forget those that left."""
         parts = self._parts

@@ -162,6 +162,10 @@ class DirectReader:
         """Set this router's own leases; they reach the other routers in the background."""
         self._mirror.publish_leases(totals)
 
+    def gpu_blocks(self, replica: ReplicaId) -> int | None:  # noqa: ARG002 - of nobody
+        """Return None: no index is kept."""
+        return None
+
     def foreign_leases(self) -> Mapping[ReplicaId, LeaseTotals]:
         """Return the leases of all other live routers, summed per replica."""
         return self._mirror.foreign_leases()

@@ -154,6 +154,10 @@ class MemoryState:
             if self._live_entry(replica) and self._current_generation(replica)
         }
 
+    def gpu_blocks(self, replica: ReplicaId) -> int:
+        """Return how many blocks ``replica`` holds in GPU memory, if it lives."""
+        return self._residency.gpu_blocks(replica) if self._live_entry(replica) else 0
+
     def set_leases(self, router: RouterId, totals: Mapping[ReplicaId, LeaseTotals] | None) -> None:
         """Replace what ``router`` has in flight; None takes the router off."""
         if totals is None:
@@ -196,6 +200,10 @@ class MemoryReader:
     def overlap(self, chain: Sequence[BlockId]) -> Mapping[ReplicaId, Overlap]:
         """Return the leading resident run of ``chain`` per replica; absent means none."""
         return self._state.overlap(chain)
+
+    def gpu_blocks(self, replica: ReplicaId) -> int | None:
+        """Return how many blocks ``replica`` holds in GPU memory."""
+        return self._state.gpu_blocks(replica)
 
     def publish_leases(self, totals: Mapping[ReplicaId, LeaseTotals]) -> None:
         """Set this router's own leases."""

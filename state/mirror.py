@@ -217,6 +217,10 @@ class Mirror:
             return False
         return True
 
+    def gpu_blocks(self, replica: ReplicaId) -> int | None:
+        """Return how many blocks ``replica`` holds in GPU memory; None without an index."""
+        return self._residency.gpu_blocks(replica) if self._has_index else None
+
     def holdings(self) -> dict[ReplicaId, Holding]:
         """Return what is mirrored per replica."""
         counts = {replica: self._residency.resident(replica) for replica in self.replicas()}

@@ -152,6 +152,12 @@ class Residency:
         _, holdings = self._slots.get(replica, (0, {}))
         return sum(holding.blocks for holding in holdings.values())
 
+    def gpu_blocks(self, replica: ReplicaId) -> int:
+        """Return how many blocks ``replica`` holds in GPU memory."""
+        _, holdings = self._slots.get(replica, (0, {}))
+        holding = holdings.get(Tier.GPU)
+        return holding.blocks if holding is not None else 0
+
     def blocks(self, replica: ReplicaId, tier: Tier) -> frozenset[BlockId]:
         """Return a copy of what ``replica`` holds in ``tier``."""
         _, holdings = self._slots.get(replica, (0, {}))

@@ -90,6 +90,10 @@ class FleetReader(Protocol):
         """Return the leading resident run of ``chain`` per replica; absent means none."""
         ...
 
+    def gpu_blocks(self, replica: ReplicaId) -> int | None:
+        """Return how many blocks ``replica`` holds in GPU memory; None without an index."""
+        ...
+
     def publish_leases(self, totals: Mapping[ReplicaId, LeaseTotals]) -> None:
         """Set this router's own leases; they reach the other routers in the background."""
         ...

@@ -48,7 +48,7 @@ POLL_S: Final = 0.5
 LOOK_S: Final = 30.0
 """A replica that serves is looked at again after this time: it may be another engine by then."""
 UNREACHED_LOOK_S: Final = 1.0
-ADOPT_S: Final = 3.0
+ADOPT_S: Final = 2.0
 """For so long a replica whose sidecar went stays without: it may come back with its engine."""
 RESTART_BASE_S: Final = 1.0
 RESTART_CAP_S: Final = 30.0
@@ -79,6 +79,7 @@ class Child:
 class Charge:
     """One replica and what is done for it.
 
+    ``silent_looks``: in a row, those after which the engine did not tell the tokens of a sample.
     ``ours`` are the ids of sidecars that were registered for it while a child of this router ran.
     """
 
@@ -87,6 +88,7 @@ class Charge:
     backoff: Backoff
     look: EngineLook | None = None
     look_due_s: float = 0.0
+    silent_looks: int = 0
     start_due_s: float = 0.0
     child: Child | None = None
     ours: frozenset[str] = frozenset()
@@ -215,17 +217,22 @@ class Attendant:
         except EngineError:
             charge.look_due_s = self._clock() + UNREACHED_LOOK_S
             return
-        charge.look_due_s = self._clock() + LOOK_S
         if charge.look.capacity_tokens is not None:
             self._app.fleet.learn_capacity(charge.member.replica, charge.look.capacity_tokens)
-        await self._tokenizers.consider(
+        is_told = await self._tokenizers.consider(
             charge.member.replica, charge.look, client.endpoint, self._config.upstream.api_key
         )
+        charge.silent_looks = 0 if is_told else charge.silent_looks + 1
+        pause_s = LOOK_S if is_told else UNREACHED_LOOK_S * 2**charge.silent_looks
+        charge.look_due_s = self._clock() + min(LOOK_S, pause_s)
 
     def _follow(self, charge: Charge) -> None:
         """Start a sidecar where one can follow and none is; say what was decided, once."""
         look = charge.look
-        if look is None or charge.child is not None:
+        if look is None:
+            return
+        if charge.child is not None:
+            self._tell(charge, look, is_elsewhere=False)
             return
         rung, _ = self._app.reader.freshness()
         if rung is not Rung.LIVE:

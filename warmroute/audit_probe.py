@@ -26,11 +26,9 @@ CONTROL_EVERY: Final = 5
 """So many rounds for one with a control."""
 LEAST_CONTROLS: Final = 16
 PATH: Final = "/v1/chat/completions"
-WORDS: Final = (
-    *("able", "back", "card", "dark", "east", "face", "game", "hand"),
-    *("idea", "jump", "kind", "land", "make", "name", "open", "page"),
-)
-"""All of one length, so that prompts of so many words have so many characters."""
+LETTERS: Final = 8
+"""Of a word: so many that no prompt has the words of another one, as known words may be faster."""
+_ALPHABET: Final = bytes(ord("a") + byte % 26 for byte in range(256))
 _OK: Final = 200
 _UNAUTHORIZED: Final = 401
 
@@ -108,8 +106,9 @@ class Caller:
 
 
 def fresh_prompt(words: int) -> str:
-    """Return a prompt that nobody sent before; those of one number of words are equally long."""
-    return " ".join([WORDS[byte % len(WORDS)] for byte in secrets.token_bytes(words)])
+    """Return a prompt of which nobody sent a word before; as long as others of as many words."""
+    letters = secrets.token_bytes(LETTERS * words).translate(_ALPHABET).decode()
+    return " ".join([letters[at : at + LETTERS] for at in range(0, len(letters), LETTERS)])
 
 
 async def collect(

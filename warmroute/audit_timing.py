@@ -31,7 +31,7 @@ FLAGS: Final = {
     "model": "model to ask",
     "samples": "prompts of each kind in one repeat",
     "repeats": "how often the two samples are drawn and compared",
-    "words": "words of a prompt: so many that a cached one is clearly faster",
+    "words": "words of a prompt, some 4 tokens each: a cached one has to be clearly faster",
     "warm_up": "rounds before the first that counts",
     "pause_ms": "pause between two requests, in ms",
     "significance": "p-value up to which two samples count as different",
@@ -40,7 +40,7 @@ EXAMPLES: Final = """\
 examples:
   VICTIM=sk-... ATTACKER=sk-... warmroute audit --target http://127.0.0.1:8080 \\
       --key-env VICTIM --key-env ATTACKER --model my-model
-  ... --samples 50 --repeats 5 --words 4000 --json
+  ... --samples 50 --repeats 5 --words 2000 --json
 
 The victim sends a prompt, then the attacker the same one and a fresh one, in random order. Their
 times to first token are compared by the test of Kolmogorov and Smirnov. Within one tenant the same
@@ -65,7 +65,7 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
     model: str
     samples: Annotated[int, Meta(ge=10, le=10_000)] = 250
     repeats: Annotated[int, Meta(ge=1, le=1_000)] = 20
-    words: Annotated[int, Meta(ge=16, le=150_000)] = 1_500
+    words: Annotated[int, Meta(ge=16, le=100_000)] = 500
     warm_up: Annotated[int, Meta(ge=0, le=1_000)] = 10
     pause_ms: Annotated[float, Meta(ge=0, le=10_000)] = 5.0
     significance: Annotated[float, Meta(gt=0, lt=0.5)] = SIGNIFICANCE

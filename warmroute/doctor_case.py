@@ -66,7 +66,7 @@ class EngineReport(Struct, frozen=True, kw_only=True):
     """What an engine answered. None: it does not tell.
 
     ``sources`` are the event endpoints that it names, empty when it publishes none; ``deaf`` those
-    of them where no ZMQ socket answers this host. ``cache_queries`` and ``cache_hits`` are prompt
+    of them that this host cannot connect to. ``cache_queries`` and ``cache_hits`` are prompt
     tokens since its start; ``preemptions`` counts requests that lost their pages.
     """
 

@@ -76,7 +76,10 @@ def _sum(text: str, names: Iterable[str]) -> int | None:
 
 
 async def deaf_endpoints(endpoints: Iterable[str]) -> tuple[str, ...]:
-    """Return the endpoints where no ZMQ socket greets whoever connects."""
+    """Return the endpoints where nothing listens, or something that does not speak ZMTP.
+
+    One that takes long to answer is no such endpoint: its host may be busy.
+    """
     listed = sorted(set(endpoints))
     greeted = await asyncio.gather(*map(_is_greeted, listed))
     return tuple(name for name, is_there in zip(listed, greeted, strict=True) if not is_there)
@@ -94,7 +97,9 @@ async def _is_greeted(endpoint: str) -> bool:
                 opened = asyncio.open_connection(host.strip("[]"), int(port))
             reader, writer = await opened
             greeting = await reader.readexactly(_GREETING_BYTES)
-    except (OSError, TimeoutError, ValueError, EOFError):
+    except TimeoutError:
+        return True
+    except (OSError, ValueError, EOFError):
         return False
     finally:
         if writer is not None:

@@ -226,7 +226,6 @@ async def _ask_engine(
         ) as client:
             return await examine_engine(client)
     except EngineError as error:
-        known.skip(f"the engine of {case.name}", f"{case.url}: {error}")
         is_named = case.url in settings.replicas
         is_down = case.view is None or not case.view.up
         if is_named or is_down:
@@ -238,6 +237,8 @@ async def _ask_engine(
                     fix=f"check that the engine runs: curl {case.url}/health",
                 )
             )
+        else:
+            known.skip(f"the engine of {case.name}", f"{case.url}: {error}")
         return None
 
 
@@ -284,7 +285,8 @@ async def _probe(
     body = probe_body(engine.models[0], block_tokens)
     client_url = _client_url(router, admin.base) if router is not None else None
     try:
-        result = await probe_engine(engines, case.url, body)
+        rank = case.view.rank if case.view is not None else None
+        result = await probe_engine(engines, case.url, body, rank)
         if router is None or client_url is None or case.view is None:
             return result
         await has_been_told(admin, case.name, case.view.resident_blocks)

@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
+from router.header import RANK_NAME
 from router.replica_view import ReplicaView
 from router.trace import DecisionRecord
 from warmroute.admin_client import read_bounded
@@ -72,11 +73,12 @@ def probe_body(model: str, block_tokens: int) -> dict[str, Any]:
 
 
 async def probe_engine(
-    http: aiohttp.ClientSession, url: str, body: Mapping[str, Any]
+    http: aiohttp.ClientSession, url: str, body: Mapping[str, Any], rank: int | None = None
 ) -> ProbeResult:
-    """Send ``body`` twice to one engine, or router; raises ProbeFailedError."""
-    await _chat(http, url, body)
-    usage = await _chat(http, url, body)
+    """Send ``body`` twice to one engine, or to one of its ranks; raises ProbeFailedError."""
+    pinned = {} if rank is None else {RANK_NAME.decode(): str(rank)}
+    await _chat(http, url, body, pinned)
+    usage = await _chat(http, url, body, pinned)
     details = usage.prompt_tokens_details
     return ProbeResult(
         prompt_tokens=usage.prompt_tokens,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from state.model import EngineKind, ReplicaFacts
 from warmroute.doctor_case import Code
 from warmroute.doctor_text import found
+from warmroute.engine_facts import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +21,10 @@ SGLANG_EVENTS_FLAG: Final = (
 VLLM_EVENTS_FLAG: Final = (
     '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", '
     '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}\''
+)
+_WILDCARD: Final = (
+    'let the endpoint of --kv-events-config have a wildcard ("tcp://*:5557"): vLLM connects to any '
+    "other instead of listening there"
 )
 RETURNED_SHARE: Final = 0.1
 RETURNED_PAGES: Final = 64
@@ -61,6 +66,14 @@ def of_sidecar(case: ReplicaCase, whole: Case) -> Iterator[Finding]:
         )
     if case.facts is not None:
         yield from _of_facts(case, case.facts)
+    deaf = _deaf(case)
+    if deaf:
+        yield found(
+            Code.EVENTS_SILENT,
+            case.name,
+            seen=f"The engine names {', '.join(deaf)}, where nothing listens on this host.",
+            fix=_WILDCARD,
+        )
     if view is not None and view.same_keys is False:
         yield found(
             Code.KEYS_DIFFER,
@@ -77,15 +90,12 @@ def _of_facts(case: ReplicaCase, facts: ReplicaFacts) -> Iterator[Finding]:
     wrong = _of_port(case, facts)
     yield from wrong
     yield from _of_pages(case, facts)
-    if facts.is_silent and not wrong:
+    if facts.is_silent and not (wrong or _deaf(case)):
         yield found(
             Code.EVENTS_SILENT,
             case.name,
             seen=f"The engine computes prompts, and nothing ever came from {facts.events}.",
-            fix=(
-                "check that the sidecar's host reaches that port, and the engine's "
-                f"{VLLM_EVENTS_FLAG}"
-            ),
+            fix=f"check that the sidecar's host reaches that port; {_WILDCARD}",
         )
     counts = facts.counts
     if counts.dropped_batches or facts.reason == _LOST:
@@ -101,6 +111,21 @@ def _of_facts(case: ReplicaCase, facts: ReplicaFacts) -> Iterator[Finding]:
                 'raise its "buffer_steps"'
             ),
         )
+
+
+def _deaf(case: ReplicaCase) -> tuple[str, ...]:
+    """Return the endpoints that the engine names and nobody publishes at, seen from its own host.
+
+    From another one they may be out of reach, and the sidecar's host not.
+    """
+    engine, facts = case.engine, case.facts
+    if (
+        engine is None
+        or not is_loopback(engine.url)
+        or len(engine.deaf) < len(engine.sources or ())
+    ):
+        return ()
+    return () if facts is not None and facts.counts.batches else engine.deaf
 
 
 def _of_port(case: ReplicaCase, facts: ReplicaFacts) -> list[Finding]:

@@ -89,8 +89,9 @@ def headline(record: DecisionRecord) -> list[str]:
     ttft = "no first byte" if record.ttft_s is None else f"first byte after {record.ttft_s:.3f} s"
     reported = record.reported_cached_tokens
     told = "the engine did not report" if reported is None else f"the engine reported {reported}"
+    whose = f", tenant {record.tenant}" if record.tenant is not None else ""
     lines = [
-        f"request {record.request_id}: {record.path} model {record.model or '-'}",
+        f"request {record.request_id}: {record.path} model {record.model or '-'}{whose}",
         f"  {record.prompt_tokens} prompt {kind}{known}; {hot}",
         f"  policy {record.policy}, state {record.rung.value} ({record.state_age_s:.2f} s old)",
     ]

@@ -58,8 +58,12 @@ class LocalTokenizers:
 
     async def consider(
         self, replica: ReplicaId, look: EngineLook, endpoint: str, api_key: str | None
-    ) -> None:
-        """Use what ``replica`` names, and give up what gives other tokens than it does."""
+    ) -> bool:
+        """Use what ``replica`` names, and give up what gives other tokens than it does.
+
+        Returns whether the engine told all that was asked of it.
+        """
+        is_told = True
         for model in look.base_models if self._is_wanted else ():
             if model in self._given:
                 continue
@@ -70,6 +74,8 @@ class LocalTokenizers:
             if model in self._known:
                 verdict = await _gives_same(self._known[model][1], model, endpoint, api_key)
                 self._judge(model, replica, verdict=verdict)
+                is_told = is_told and verdict is not None
+        return is_told
 
     async def _load(self, directory: Path) -> Codec | None:
         if directory not in self._loaded:

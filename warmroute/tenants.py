@@ -132,7 +132,7 @@ def _report(options: argparse.Namespace) -> int:
 def _tenant_table(tenants: Sequence[TenantUse]) -> Table:
     table = Table(title="requests since the routers began", title_justify="left")
     for column in ("tenant", "scope"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for column in ("requests", "hits", "prompt tokens", "saved tokens", "saved"):
         table.add_column(column, justify="right")
     for use in tenants:
@@ -151,7 +151,7 @@ def _tenant_table(tenants: Sequence[TenantUse]) -> Table:
 
 def _scope_table(scopes: Sequence[ScopeHeld]) -> Table:
     table = Table(title="held in the caches of the fleet", title_justify="left")
-    table.add_column("scope")
+    table.add_column("scope", overflow="fold")
     for column in ("tokens", "token hours", "MiB", "MiB hours"):
         table.add_column(column, justify="right")
     for held in scopes:

@@ -15,12 +15,14 @@ from msgspec import structs
 from router.audit_log import AuditLog
 from router.epoch import Forgotten, ScopeEpochs, View
 from router.error import AuditFailedError, ConflictError
+from router.lifecycle import Lifecycle
 from router.scope_admin import ScopeAdmin, ScopeAdminParts
 from state.client import command_client, run_command
 from state.model import ModelIdentity
 from state.prefix import namespace_of, salt_scope
 from state.schema import ReplicaKeys
 from state.scope_file import EpochFile
+from state.scope_placement import ScopedPlacements
 from state.secret import engine_salt
 from support.fleet_state import A, batch, blocks, record
 from support.valkey import eventually
@@ -134,7 +136,7 @@ async def test_a_disk_that_takes_nothing_is_told_and_tried_again(
     kept, away = tmp_path / "kept", tmp_path / "away"
     await eventually((kept / "epochs.json").exists)
     kept.rename(away)
-    renewal = await stand.epochs.renew(SCOPE, keeps_previous=False)
+    renewal = await stand.epochs.renew(SCOPE, keeps_previous=True)
     assert (renewal.is_kept, renewal.is_shared) == (False, True)
     away.rename(kept)
 
@@ -181,3 +183,37 @@ async def test_without_a_file_a_scope_has_the_nameless_epoch_and_learns_of_other
     await stand.epochs.renew(SCOPE, keeps_previous=False)
     await lone.epochs.exchange(redis_backend.client)
     assert lone.epochs.of(SCOPE) == stand.epochs.of(SCOPE)
+
+
+async def test_a_router_drops_what_it_placed_for_the_scope_and_what_it_remembers_of_texts(
+    stand: Stand,
+) -> None:
+    """S-10: placements of that scope only; roots and keys of what ended; texts of all."""
+    calls: list[Any] = []
+    books = [ScopedPlacements(600.0, {}), ScopedPlacements(600.0, {})]
+    for book in books:
+        for scope in (SCOPE, "tenant:b"):
+            book.of(scope).place(A, blocks(1, 2), 0.0)
+
+    def forget(ended: Collection[str]) -> int:
+        calls.append(ended)
+        return len(ended)
+
+    app: Any = SimpleNamespace(
+        know=SimpleNamespace(
+            pending=books[0],
+            guessed=books[1],
+            placed=None,
+            learned=SimpleNamespace(clear=lambda: calls.append("learned")),
+        ),
+        chooser=SimpleNamespace(outlook=SimpleNamespace(forget=forget)),
+        prompts=SimpleNamespace(forget=lambda: calls.append("prompts")),
+        tokens=SimpleNamespace(forget=lambda: calls.append("tokens")),
+        reader=SimpleNamespace(replicas=dict),
+    )
+    Lifecycle(app, stand.epochs)
+    assert stand.epochs.view is not None
+    forgotten = stand.epochs.view.forget(SCOPE, ("salt:1", "salt:2"))
+    assert forgotten == Forgotten(placements=4, roots=2)
+    assert calls == [("salt:1", "salt:2"), "prompts", "tokens", "learned"]
+    assert [book.resident(A) for book in books] == [2, 2]

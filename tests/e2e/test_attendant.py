@@ -314,11 +314,11 @@ async def test_a_directory_is_used_while_every_engine_agrees_with_it(
         tokenizers = LocalTokenizers(Config(), prompts)
         look = await look_of(engine.url)
         assert look.root == tokenizer
-        await tokenizers.consider(ReplicaId("a"), look, engine.url, None)
+        assert await tokenizers.consider(ReplicaId("a"), look, engine.url, None)
         assert tokenizers.directory(MODEL) == tokenizer
         assert prompts.digests() == {MODEL: load_codec(tokenizer).digest}
         other.statuses["/tokenize"] = 404
-        await tokenizers.consider(ReplicaId("b"), look, other.url, None)
+        assert not await tokenizers.consider(ReplicaId("b"), look, other.url, None)
         assert tokenizers.directory(MODEL) == tokenizer  # it says nothing against it
         del other.statuses["/tokenize"]
         await tokenizers.consider(ReplicaId("b"), look, other.url, None)
@@ -328,6 +328,26 @@ async def test_a_directory_is_used_while_every_engine_agrees_with_it(
         await tokenizers.consider(ReplicaId("a"), look, engine.url, None)
         assert prompts.digests() == {}
         prompts.close()
+
+
+async def test_a_directory_is_used_as_soon_as_its_engine_tells_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine that is busy at first is asked again; once its sidecar runs, too."""
+    caplog.set_level(logging.INFO)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")
+    async with KvEngine() as unused, SglangEngine(tokenizer) as engine:
+        stand = Stand(unused, monkeypatch)
+        stand.config = Config(replicas=(StaticReplica(url=engine.url, name="r1"),))
+        engine.is_telling_tokens = False
+        async with stand.attending():
+            await eventually(lambda: bool(stand.launched))
+            await stand.pause()
+            assert stand.prompts.digests() == {}
+            engine.is_telling_tokens = True
+            await eventually(lambda: "prompts read with" in caplog.text)
+        assert list(stand.prompts.digests()) == [MODEL]
+        assert len(stand.launched) == 1
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FEW = ("--samples", "20", "--repeats", "1", "--warm-up", "1", "--significance", "1e-4")
-LONG = ("--words", "540")
+LONG = ("--words", "250")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -5,129 +5,32 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import random
-import time
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
-from sidecar.profile import SidecarSettings
-from state.client import command_client
-from state.redis_writer import RedisWriter
-from support.fleet import MODEL, FleetPlan, LocalFleet, until
+from support.fleet import MODEL, until
 from support.kv_engine import KvEngine, free_port, stored
 from support.meddler import Meddler
-from support.sidecar import sidecar as running_sidecar
 from support.tokenizer import CHAT_TEMPLATE, write_tokenizer
 from support.valkey import ValkeyProcess
-from warmroute.cli import main
-from warmroute.doctor_case import Case, Code, Report
-from warmroute.doctor_fleet import judge
-from warmroute.doctor_gather import DoctorSettings, gather
+from support.ward import WORDS, Ward, codes, examined, nobody, open_ward, said
+from warmroute.doctor_case import Code
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from state.client import Client
-    from support.fleet import Router
-
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-OTHER = "other-model"
-WORDS = " ".join(f"word {number}" for number in range(60))
-
-
-class Ward(NamedTuple):
-    """A healthy fleet, a second engine of another model without a sidecar, and the store."""
-
-    fleet: LocalFleet
-    engine: str
-    redis: Client
-    tokenizer: Path
-
-    @property
-    def healthy(self) -> str:
-        """The replica that nothing is wrong with."""
-        return self.fleet.replicas[0].url
-
-    def settings(self, *replicas: str, **changes: Any) -> DoctorSettings:
-        return DoctorSettings(
-            admin=changes.pop("admin", self.fleet.router.admin_url), replicas=replicas, **changes
-        )
-
-    async def ask(
-        self, url: str, text: str, model: str = OTHER, status: int = 200, **fields: Any
-    ) -> None:
-        """Send one chat."""
-        body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": text}]}
-        async with self.fleet.http.post(f"{url}/v1/chat/completions", json=body | fields) as answer:
-            assert answer.status == status, await answer.text()
-
-    @asynccontextmanager
-    async def sidecar(self, name: str, engine: str, **changes: Any) -> AsyncIterator[None]:
-        """Run a sidecar of ``engine``, seen by the router under ``name``."""
-        settings = SidecarSettings(
-            engine=engine,
-            replica=name,
-            heartbeat_interval_s=0.1,
-            scrape_interval_s=0.1,
-            drain_grace_s=0.0,
-            event_silence_s=0.3,
-            **changes,
-        )
-        writer = RedisWriter(self.redis, clock=time.monotonic, rng=random.Random(1))
-        async with running_sidecar(settings, writer):
-            yield
-
-    async def view(self, name: str, router: Router | None = None) -> dict[str, Any]:
-        """Return what the router shows of a replica; nothing while it does not know it."""
-        return (await self.fleet.seen(router)).get(name, {})
-
-    async def told(self, name: str, **facts: Any) -> dict[str, Any]:
-        """Wait until the router was told of a replica and these facts of it."""
-        seen: dict[str, Any] = {}
-
-        async def is_so() -> bool:
-            seen.clear()
-            seen.update((await self.view(name)).get("facts") or {})
-            both = seen | seen.get("counts", {})
-            return bool(seen) and all(both[key] == value for key, value in facts.items())
-
-        await until(is_so, f"{name}: {facts}, not {seen}")
-        return seen
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[ValkeyProcess]:
-    with ValkeyProcess() as server:
-        yield server
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ward(
-    tmp_path_factory: pytest.TempPathFactory, store: ValkeyProcess
+    tmp_path_factory: pytest.TempPathFactory, valkey: ValkeyProcess
 ) -> AsyncIterator[Ward]:
-    folder = tmp_path_factory.mktemp("doctor")
-    tokenizer = write_tokenizer(folder / "tokenizer")
-    plan = FleetPlan(state_url=store.url, replicas=1, tokenizer=tokenizer, config={"seed": 7})
-    client = command_client(store.settings)
-    try:
-        async with LocalFleet(folder, plan) as fleet:
-            other = await fleet.start_worker("other", "--served-model-name", OTHER).ready()
-            yield Ward(fleet, other.words[0], client, tokenizer)
-    finally:
-        await client.aclose()
-
-
-async def examined(settings: DoctorSettings) -> tuple[Case, Report]:
-    case = await gather(settings)
-    return case, judge(case)
-
-
-async def codes(settings: DoctorSettings) -> list[Code]:
-    return [finding.code for finding in (await examined(settings))[1].findings]
+    async with open_ward(tmp_path_factory.mktemp("doctor"), valkey) as running:
+        yield running
 
 
 async def test_nothing_is_wrong_with_a_healthy_fleet(ward: Ward) -> None:
@@ -189,6 +92,8 @@ async def test_an_engine_that_works_and_is_never_heard_is_named(ward: Ward) -> N
             await ward.ask(engine.url, "two " + WORDS)
             await ward.told("broken", is_silent=True)
             assert await codes(ward.settings(engine.url)) == [Code.EVENTS_SILENT]
+        alone = ward.settings(engine.url, admin=nobody())
+        assert await codes(alone) == [Code.EVENTS_SILENT]
 
 
 async def test_pages_that_do_not_fit_the_blocks_are_named(ward: Ward) -> None:
@@ -239,9 +144,7 @@ async def test_answers_without_cached_tokens_are_named(ward: Ward) -> None:
         await ward.told("broken")
         settings = ward.settings(engine.url)
         assert await codes(settings) == []
-        probing = ward.settings(
-            engine.url, does_probe=True, admin=f"http://127.0.0.1:{free_port()}"
-        )
+        probing = ward.settings(engine.url, does_probe=True, admin=nobody())
         assert await codes(probing) == [Code.HITS_UNREPORTED]
         for number in range(3):
             await ward.ask(ward.fleet.router.url, f"hits {number} {WORDS}")
@@ -339,7 +242,7 @@ async def test_two_stores_are_named(ward: Ward) -> None:
 
 async def test_an_index_that_lost_its_blocks_is_named(ward: Ward) -> None:
     """A store that evicts what nobody reads: a new router finds a replica that seems empty."""
-    await ward.ask(ward.healthy, "index " + WORDS, model=MODEL)
+    await ward.fill("index " + WORDS)
     keys = await ward.redis.execute_command("KEYS", "wr:1:{w0}:blocks:*")
     assert keys
     await ward.redis.execute_command("DEL", *keys)
@@ -361,9 +264,9 @@ async def test_an_index_that_lost_its_blocks_is_named(ward: Ward) -> None:
     assert await asyncio.to_thread(ward.fleet.processes.stop, router.child) == 0
 
 
-async def test_a_store_that_stops_is_named(ward: Ward, store: ValkeyProcess) -> None:
+async def test_a_store_that_stops_is_named(ward: Ward, valkey: ValkeyProcess) -> None:
     """R-03."""
-    store.freeze()
+    valkey.freeze()
     try:
 
         async def is_seen() -> bool:
@@ -373,7 +276,7 @@ async def test_a_store_that_stops_is_named(ward: Ward, store: ValkeyProcess) -> 
         settings = ward.settings(ward.healthy, redis=ward.fleet.state_url)
         assert await codes(settings) == [Code.STATE_UNREACHABLE, Code.STATE_NOT_LIVE]
     finally:
-        store.thaw()
+        valkey.thaw()
 
     async def is_healthy() -> bool:
         return await codes(ward.settings(ward.healthy)) == []
@@ -408,48 +311,44 @@ async def test_a_probe_of_tenants_goes_through_the_router_with_a_key(
 
 
 async def test_each_side_alone_is_enough_and_says_what_it_could_not_see(ward: Ward) -> None:
-    nobody = f"http://127.0.0.1:{free_port()}"
-    case, report = await examined(ward.settings(ward.healthy, admin=nobody))
+    silent = nobody()
+    case, report = await examined(ward.settings(ward.healthy, admin=silent))
     assert report.findings == ()
     assert {each.what for each in report.unchecked} == {"the router's side", "sidecars"}
     assert case.replicas[0].engine is not None
-    given = ward.settings(ward.healthy, admin=nobody, is_admin_given=True)
+    given = ward.settings(ward.healthy, admin=silent, is_admin_given=True)
     assert await codes(given) == [Code.ROUTER_UNREACHABLE]
-    assert await codes(ward.settings(nobody)) == [Code.ENGINE_UNREACHABLE]
+    assert await codes(ward.settings(silent)) == [Code.ENGINE_UNREACHABLE]
 
 
 async def test_the_command_says_it_in_words_in_json_and_by_its_exit_code(
     ward: Ward, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No line is wider than the terminal."""
-
-    async def said(*words: str) -> tuple[int, str, str]:
-        code = await asyncio.to_thread(main, ["doctor", *words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
     monkeypatch.setenv("COLUMNS", "60")
     admin = ward.fleet.router.admin_url
-    assert await said("--admin", admin) == (
+    assert await said(capsys, "doctor", "--admin", admin) == (
         0,
         "1 replica examined: nothing wrong was found\n",
         "",
     )
-    code, out, _ = await said("--admin", admin, "--replica", ward.engine)
+    code, out, _ = await said(capsys, "doctor", "--admin", admin, "--replica", ward.engine)
     assert code == 1
     assert out.startswith("no_sidecar: ")
     assert out.endswith("1 replica examined: 1 finding\n")
     assert max(len(line) for line in out.splitlines() if "--engine" not in line) <= 60
-    code, out, _ = await said("--admin", admin, "--replica", ward.engine, "--json")
+    code, out, _ = await said(
+        capsys, "doctor", "--admin", admin, "--replica", ward.engine, "--json"
+    )
     assert code == 1
     [finding] = json.loads(out)["findings"]
     assert {*finding} == {"code", "replica", "seen", "meaning", "fix"}
-    nobody = f"http://127.0.0.1:{free_port()}"
-    code, out, _ = await said("--admin", nobody)
+    silent = nobody()
+    code, out, _ = await said(capsys, "doctor", "--admin", silent)
     assert code == 1
     assert out.startswith("router_unreachable: the router")
-    monkeypatch.setattr("warmroute.doctor.DEFAULT_ADMIN", nobody.removeprefix("http://"))
-    code, out, err = await said()
+    monkeypatch.setattr("warmroute.doctor.DEFAULT_ADMIN", silent.removeprefix("http://"))
+    code, out, err = await said(capsys, "doctor")
     assert (code, out) == (2, "")
     assert "no --replica is named" in err
     for words, flag in (
@@ -458,7 +357,7 @@ async def test_the_command_says_it_in_words_in_json_and_by_its_exit_code(
         (("--model", "x"), "--model"),
         (("--redis", "http://x", "--replica", ward.engine), "--redis"),
     ):
-        code, _, err = await said(*words)
+        code, _, err = await said(capsys, "doctor", *words)
         assert code == 2
         assert flag in err
 
@@ -467,15 +366,9 @@ async def test_replicas_are_shown_wide_narrow_and_as_json(
     ward: Ward, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was detected is what the engine does."""
-
-    async def said(*words: str) -> tuple[int, str, str]:
-        code = await asyncio.to_thread(main, ["replicas", *words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
     await ward.told("w0", last_sequence=(await ward.view("w0"))["facts"]["counts"]["last_sequence"])
     admin = ward.fleet.router.admin_url
-    code, out, _ = await said("--admin", admin, "--json")
+    code, out, _ = await said(capsys, "replicas", "--admin", admin, "--json")
     assert code == 0
     [shown] = json.loads(out)
     facts = shown["facts"]
@@ -492,16 +385,16 @@ async def test_replicas_are_shown_wide_narrow_and_as_json(
     assert facts["generation"] == shown["generation"]
     for columns in ("60", "160"):
         monkeypatch.setenv("COLUMNS", columns)
-        code, out, _ = await said("--admin", admin)
+        code, out, _ = await said(capsys, "replicas", "--admin", admin)
         assert code == 0
         lines = out.splitlines()
         assert lines[0].startswith("state live (")
         assert max(map(len, lines)) <= int(columns)
         assert "warmroute worker" in " ".join(out.split())
         assert shown["generation"] in out.replace("\n", "")
-    code, _, err = await said("--admin", f"http://127.0.0.1:{free_port()}")
+    code, _, err = await said(capsys, "replicas", "--admin", nobody())
     assert code == 2
     assert "no router answers at" in err
-    code, _, err = await said("--admin", ward.fleet.router.url)
+    code, _, err = await said(capsys, "replicas", "--admin", ward.fleet.router.url)
     assert code == 2
     assert "is this the address of --admin" in err

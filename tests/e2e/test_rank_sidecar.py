@@ -125,6 +125,20 @@ async def test_a_rank_that_loses_its_events_is_one_replicas_matter() -> None:
         assert generation(fleet, ONE) != before[1]
 
 
+async def test_a_reset_of_one_rank_is_that_of_no_other() -> None:
+    """B04: all of the rank's pages are gone at once, in the same generation."""
+    fleet = Fleet()
+    async with two_ranks() as (front, other), sidecar(settings_for(front), fleet):
+        await eventually(lambda: has(fleet, ZERO, ONE))
+        for rank in (front, other):
+            await rank.publish(stored([1, 2], pages(1, 2)))
+        await eventually(lambda: held(fleet, pages(1, 2)) == {ZERO: 2, ONE: 2})
+        before = generation(fleet, ONE)
+        await other.publish({"type": "AllBlocksCleared"})
+        await eventually(lambda: held(fleet, pages(1, 2)) == {ZERO: 2})
+        assert generation(fleet, ONE) == before
+
+
 async def test_a_restart_of_the_process_voids_every_rank() -> None:
     fleet = Fleet()
     async with two_ranks() as (front, other), sidecar(settings_for(front), fleet):

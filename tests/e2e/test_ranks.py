@@ -100,7 +100,13 @@ async def test_what_is_one_ranks_is_not_the_others(fleet: LocalFleet, engine: Ra
     assert set(seen) == set(RANKS)
     assert {one["endpoint"] for one in seen.values()} == {engine.url}
     assert {one["capacity_tokens"] for one in seen.values()} == {8192 * PAGE_TOKENS}
-    assert all(one["has_events"] and one["load"]["running"] == 0 for one in seen.values())
+    assert all(one["has_events"] for one in seen.values())
+
+    async def is_idle() -> bool:
+        loads = [one["load"] for one in (await fleet.seen()).values()]
+        return all(load is not None and load["running"] == 0 for load in loads)
+
+    await until(is_idle, "loads of both ranks")
 
 
 async def test_a_client_cannot_choose_the_rank(
@@ -120,6 +126,41 @@ async def test_a_client_cannot_choose_the_rank(
             assert answer.headers["x-warmroute-replica"] == first.replica
     warm = RANKS.index(first.replica)
     assert engine.asked == [(str(warm), warm)] * 3
+
+
+async def test_prompts_and_answers_of_one_request_stay_together(
+    fleet: LocalFleet, engine: RankedEngine, client: openai.AsyncOpenAI
+) -> None:
+    """A45, A66: texts, ids, two answers to each: one request to one rank, all as predicted."""
+    prompts: list[list[object]] = [
+        [f"{kind}: the quick brown fox " * 60 for kind in ("one", "two", "three")],
+        [list(range(10, 250)), list(range(250, 10, -1))],
+    ]
+    for prompt in prompts:
+        engine.asked.clear()
+        told = []
+        for _ in range(2):
+            raw = await client.completions.with_raw_response.create(
+                model=MODEL,
+                prompt=prompt,  # type: ignore[arg-type]  # either form of several prompts
+                n=2,
+                max_tokens=2,
+            )
+            answer = raw.parse()
+            assert len(answer.choices) == 2 * len(prompt)
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens_details is not None
+            cached = answer.usage.prompt_tokens_details.cached_tokens or 0
+            predicted = int(raw.headers["x-warmroute-predicted-cached-tokens"])
+            told.append((raw.headers["x-warmroute-replica"], predicted, cached))
+            await settled_blocks(fleet, {raw.headers["x-warmroute-replica"]: True})
+            await asyncio.sleep(0.1)
+        first, second = told
+        assert first[1:] == (0, 0)
+        assert second[0] == first[0]
+        assert len(engine.asked) == 2
+        assert 0 <= second[2] - second[1] < len(prompt) * BLOCK_TOKENS
+        assert second[1] >= len(prompt) * BLOCK_TOKENS
 
 
 async def test_the_restart_of_one_rank_is_one_replicas_matter(

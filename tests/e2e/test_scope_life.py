@@ -225,6 +225,19 @@ async def test_two_epochs_live_after_a_rotation_and_neither_shares_with_another_
     assert (await stand.ask(second, "d")).cached_tokens == 0
 
 
+async def test_a_scope_is_shown_with_the_name_that_the_engine_has_for_it(
+    stand: TenantFleet,
+) -> None:
+    """Whoever guarantees it pages in a bundled worker needs that name, of the present epoch."""
+    first, [replica] = stand.fleet.routers[0], stand.fleet.replicas
+    await stand.call("DELETE", first, "/admin/scopes/tenant:a")
+    await warm(stand, first, "a", "name " + TEXT)
+    _, scopes = await stand.call("GET", first, "/admin/scopes")
+    [named] = [one["engine_tenant"] for one in scopes if one["scope"] == "tenant:a"]
+    async with stand.fleet.http.get(f"{replica.url}/debug/kv") as answer:
+        assert f'"{named}"' in await answer.text()
+
+
 async def test_engines_forget_too_where_that_is_asked_for(stand: TenantFleet) -> None:
     """S-10: the fan-out goes to every engine; who cannot do it is named."""
     first = stand.fleet.routers[0]

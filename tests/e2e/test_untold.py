@@ -206,6 +206,25 @@ async def test_the_first_weights_of_an_engine_have_no_name() -> None:
                 )
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_another_model_at_the_same_address_gets_nothing_of_the_old_one(
+    *, is_told: bool
+) -> None:
+    """A58: a new engine took the place of one that was never seen to go."""
+    fleet = Fleet()
+    async with MeddledEngine() as engine, running_sidecar(settings_for(engine), fleet):
+        await hold_first(engine, fleet)
+        engine.model = "other"
+        await engine.restart(is_told=is_told)
+        await engine.publish(stored([1, 2], FIRST))
+        other = msgspec.structs.replace(IDENTITY, model="other")
+        await eventually(fleet.holds(FIRST, 2, identity=other))
+        state = fleet.replica()
+        assert state is not None
+        assert state.record.identity == other
+        assert fleet.blocks(FIRST) == 0
+
+
 async def test_an_operator_can_begin_a_generation_and_name_the_weights() -> None:
     fleet = Fleet()
     async with MeddledEngine() as engine:

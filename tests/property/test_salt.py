@@ -6,11 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from router.error import ClientError
-from router.salt import MAX_KEYS, SALT_KEY, salt_field, salted
+from router.salt import _SALT, MAX_KEYS, SALT_KEY, salt_field, salted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +89,7 @@ def test_an_engine_reads_the_router_s_salt_once_and_all_else_as_it_was(
     """S-04: escaped spellings, nested keys of the name, texts that look like the key."""
     write = Writer(data.draw)
     body = write.padded(write.object(pairs)).encode("utf-8", "surrogatepass")
+    assume(len(_SALT._pattern.findall(body)) <= MAX_KEYS)
     sent = pairs_of(body)
     if [name for name, _ in sent].count(SALT_KEY) > 1:
         with pytest.raises(ClientError, match="cache_salt: expected one value"):
@@ -123,6 +124,7 @@ def test_bytes_besides_the_salt_stay_as_they_came(
     tail = "".join(f",{one}" for one in after)
     body = "{%s%s%s}"  # the client's own between the others
     sent = (body % (head, own, tail)).encode("utf-8", "surrogatepass")
+    assume(len(_SALT._pattern.findall(sent)) <= MAX_KEYS)
     assert salted(sent, FIELD) == (body % (head, FIELD.decode(), tail)).encode(
         "utf-8", "surrogatepass"
     )

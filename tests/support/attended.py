@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from support.fleet import LocalFleet
     from warmroute.local import Child
 
-FOLLOW_S = 30.0
+FOLLOW_S = 60.0
 """For a process to start on a busy machine, and to register."""
 
 

@@ -19,23 +19,28 @@ from support.choosing import IDENTITY, Choosing, chain_for, member_of, prompt_fo
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from policies.model import ReplicaView
     from policies.union import AnyPolicy
     from router.chooser import Choice
+    from state.model import BlockId
 
     Engine = Callable[[range, int], int | None]
     """What an engine reports as cached of a prompt, of which so much is predicted."""
 
 A, B = ReplicaId("a"), ReplicaId("b")
 PAGE_TOKENS = 16
+PROMPT = range(1_280)
 
 
-def record_of(replica: ReplicaId, capacity_pages: int = 10_000) -> ReplicaRecord:
+def record_of(
+    replica: ReplicaId, capacity_pages: int = 10_000, page_tokens: int = PAGE_TOKENS
+) -> ReplicaRecord:
     return ReplicaRecord(
         replica=replica,
         endpoint=f"http://127.0.0.1:{1 + ord(replica[0])}",
         generation=Generation("g"),
         identity=IDENTITY,
-        page_tokens=PAGE_TOKENS,
+        page_tokens=page_tokens,
         capacity_pages=capacity_pages,
         sidecar="s",
     )
@@ -54,10 +59,12 @@ class ClosedLoop:
         self.calls: list[Call] = []
         self._sequences: dict[ReplicaId, int] = {}
 
-    async def begin(self, *replicas: ReplicaId, capacity_pages: int = 10_000) -> None:
+    async def begin(
+        self, *replicas: ReplicaId, capacity_pages: int = 10_000, page_tokens: int = PAGE_TOKENS
+    ) -> None:
         """Register the replicas."""
         for replica in replicas:
-            record = record_of(replica, capacity_pages)
+            record = record_of(replica, capacity_pages, page_tokens)
             await self.state.register(record)
             self.choosing.members.append(member_of(record))
 
@@ -65,6 +72,20 @@ class ClosedLoop:
         self, replica: ReplicaId, tokens: range, blocks: slice = slice(None), tier: Tier = Tier.GPU
     ) -> None:
         """Let events tell that ``replica`` holds a prompt."""
+        await self._tell(replica, tier, stored=chain_for(tokens)[blocks])
+
+    async def evict(self, replica: ReplicaId, tokens: range) -> None:
+        """Let events tell that ``replica`` lost a prompt."""
+        await self._tell(replica, Tier.GPU, removed=chain_for(tokens))
+
+    async def _tell(
+        self,
+        replica: ReplicaId,
+        tier: Tier,
+        *,
+        stored: tuple[BlockId, ...] = (),
+        removed: tuple[BlockId, ...] = (),
+    ) -> None:
         number = self._sequences[replica] = self._sequences.get(replica, 0) + 1
         batch = ChangeBatch(
             replica=replica,
@@ -72,7 +93,8 @@ class ClosedLoop:
             namespace=namespace_of(IDENTITY),
             sequence=number,
             tier=tier,
-            stored=chain_for(tokens)[blocks],
+            stored=stored,
+            removed=removed,
         )
         await self.state.apply([batch])
 
@@ -113,3 +135,25 @@ class ClosedLoop:
         know = self.choosing.know
         know.pending.settle(lambda _, __: False, self.choosing.now_s)
         self.feedback.tick(self.choosing.now_s)
+
+
+async def warm_loop(policy: AnyPolicy) -> ClosedLoop:
+    """Return two replicas, of which the first holds ``PROMPT``."""
+    made = ClosedLoop(policy)
+    await made.begin(A, B)
+    await made.hold(A, PROMPT)
+    return made
+
+
+def longer(number: int) -> range:
+    """Return a range that begins as the prompt: as prompts they share its blocks only."""
+    return range(len(PROMPT) + 20 + number)
+
+
+def view_of(choice: Choice, replica: str = A) -> ReplicaView:
+    return next(view for view in choice.views if view.replica == replica)
+
+
+def zero(tokens: range, predicted: int) -> int:
+    del tokens, predicted
+    return 0

@@ -38,6 +38,14 @@ class Talk:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     known_tokens: int = 0
     ended_s: float = float("-inf")
+    answers: list[str] = field(default_factory=list)
+    """What was answered in reality, and goes on as if the engine had said it."""
+    salt: str | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a turn of it is being asked."""
+        return self.lock.locked()
 
 
 class Turn(Struct, frozen=True, kw_only=True):
@@ -54,6 +62,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     known_tokens: int
     rested_s: float
     tries: int
+    salt: str | None = None
 
     def pages(self, page_tokens: int) -> tuple[int, int]:
         """Return the whole pages that were predicted and reported."""
@@ -119,27 +128,30 @@ class Players:
 
     async def play(self, phase: str, order: Sequence[Talk]) -> None:
         """Ask the next question of each talk in ``order``."""
-        await at_once(order, self.at_once, lambda talk: self._turn(phase, talk))
+        await at_once(order, self.at_once, lambda talk: self.turn(phase, talk))
 
-    async def _turn(self, phase: str, talk: Talk) -> None:
+    async def turn(self, phase: str, talk: Talk) -> Turn:
+        """Ask the next question of ``talk``."""
         async with talk.lock:
             talk.messages.append(("user", talk.questions.pop(0)))
             began_s = time.monotonic()
             answered, tries = await self._answer(talk)
-            self.turns.append(
-                Turn(
-                    phase=phase,
-                    talk=talk.number,
-                    messages=tuple(talk.messages),
-                    answered=answered,
-                    known_tokens=talk.known_tokens,
-                    rested_s=began_s - talk.ended_s,
-                    tries=tries,
-                )
+            turn = Turn(
+                phase=phase,
+                talk=talk.number,
+                messages=tuple(talk.messages),
+                answered=answered,
+                known_tokens=talk.known_tokens,
+                rested_s=began_s - talk.ended_s,
+                tries=tries,
+                salt=talk.salt,
             )
-            talk.messages.append(("assistant", answered.text))
+            self.turns.append(turn)
+            said = talk.answers.pop(0) if talk.answers else answered.text
+            talk.messages.append(("assistant", said))
             talk.known_tokens = answered.prompt_tokens
             talk.ended_s = time.monotonic()
+            return turn
 
     async def _answer(self, talk: Talk) -> tuple[Answered, int]:
         for number in range(1, TRIES):
@@ -150,4 +162,7 @@ class Players:
         return await self._ask(talk), TRIES
 
     async def _ask(self, talk: Talk) -> Answered:
-        return await ask(self.client, self.model, talk.messages, self.output_tokens, temperature=0)
+        extra = {} if talk.salt is None else {"cache_salt": talk.salt}
+        return await ask(
+            self.client, self.model, talk.messages, self.output_tokens, temperature=0, **extra
+        )

@@ -47,7 +47,6 @@ class FleetPlan:
     speed_up: float = 1.0
     worker_flags: tuple[str, ...] = ()
     sidecar_flags: tuple[str, ...] = ()
-    sidecar_flags: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -166,7 +165,6 @@ class LocalFleet:
         """Start the sidecar of the worker at ``engine``."""
         words = ["--engine", engine, "--redis", self.state_url, "--replica", name]
         words += self.plan.sidecar_flags
-        flags = (*self.plan.sidecar_flags, *flags)
         return self.processes.start(f"sidecar-{name}", "sidecar", *words, *flags)
 
     async def start_router(self, **config: Any) -> Router:

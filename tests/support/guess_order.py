@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 GUESSES: Final = 64
 CELLS: Final = 8
-WORDS: Final = 200
+WORDS: Final = 60
 
 
 async def places(fleet: LocalFleet, victim: str, attacker: str, trials: int) -> list[int]:

@@ -88,7 +88,7 @@ class Examiner:
     def warm(self, turn: Turn) -> str | None:
         """Return the engine that held clearly more of the prompt than the others, if one did."""
         pages, moment_s = self.pages(turn), self.decided_s(turn)
-        runs = {name: log.run_at(pages, moment_s) for name, log in self._logs.items()}
+        runs = {name: log.run_at(pages, moment_s, turn.salt) for name, log in self._logs.items()}
         first, second = sorted(runs.values(), reverse=True)[:2]
         if first - second < WARM_PAGES:
             return None
@@ -104,7 +104,7 @@ class Examiner:
     def told(self, turn: Turn) -> str:
         """Return a turn's decision record, and the leading pages that engines had told of."""
         pages, moment_s = self.pages(turn), self.decided_s(turn)
-        runs = {name: log.run_at(pages, moment_s) for name, log in self._logs.items()}
+        runs = {name: log.run_at(pages, moment_s, turn.salt) for name, log in self._logs.items()}
         return f"{turn.phase}, pages told: {runs}, {self._records[turn.answered.request_id]}"
 
     def is_free(self, turn: Turn, name: str) -> bool:
@@ -128,10 +128,10 @@ class Examiner:
         ended_s = decided_s + float(self._records[turn.answered.request_id]["duration_s"])
         log = self._logs[turn.answered.replica]
         odd, was_found = min(predicted, reported), reported > predicted
-        held = log.run_at(pages, decided_s)
+        held = log.run_at(pages, decided_s, turn.salt)
         changes_s = [
             told_s - decided_s
-            for told_s, came in log.history(pages[: odd + 1])
+            for told_s, came in log.history(pages[: odd + 1], turn.salt)
             if came == was_found and told_s < ended_s
         ]
         is_as_found = (held > odd) == was_found

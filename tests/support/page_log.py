@@ -97,6 +97,8 @@ class PageLog:
     def _apply(self, told_s: float, event: dict[str, Any]) -> None:
         if event["type"] == "BlockStored":
             size, parent = event["block_size"], event["parent_block_hash"]
+            if parent is None:
+                parent = _salt_of(event)
             for index, name in enumerate(event["block_hashes"]):
                 page = tuple(event["token_ids"][index * size : (index + 1) * size])
                 self._names[parent, page] = name
@@ -124,26 +126,32 @@ class PageLog:
         """How many distinct pages the engine holds now."""
         return sum(1 for copies in self._copies.values() if copies.counts and copies.counts[-1])
 
-    def run_at(self, pages: Sequence[Page], moment_s: float) -> int:
+    def run_at(self, pages: Sequence[Page], moment_s: float, salt: str | None = None) -> int:
         """Return how many leading ``pages`` the engine held, as far as it had told."""
-        for index, copies in enumerate(self._walk(pages)):
+        for index, copies in enumerate(self._walk(pages, salt)):
             if copies is None or not copies.at(moment_s):
                 return index
         return len(pages)
 
-    def history(self, pages: Sequence[Page]) -> list[tuple[float, bool]]:
+    def history(self, pages: Sequence[Page], salt: str | None = None) -> list[tuple[float, bool]]:
         """Return when the last of ``pages`` came (True) or was gone (False), in order of time."""
-        *_, last = self._walk(pages)
+        *_, last = self._walk(pages, salt)
         return [] if last is None else list(last.turns())
 
-    def _walk(self, pages: Sequence[Page]) -> Iterator[_Copies | None]:
-        parent: object = None
+    def _walk(self, pages: Sequence[Page], salt: str | None) -> Iterator[_Copies | None]:
+        parent: object = salt
         for page in pages:
             parent = self._names.get((parent, page))
             if parent is None:
                 yield None
                 return
             yield self._copies[parent]
+
+
+def _salt_of(event: dict[str, Any]) -> str | None:
+    """Return what keeps the first page of a prompt apart from others with the same tokens."""
+    [*extra] = (event.get("extra_keys") or [None])[0] or ()
+    return extra[0] if extra else None
 
 
 async def replayed(context: zmq.asyncio.Context, port: int, start: int) -> dict[int, bytes]:

@@ -65,6 +65,7 @@ class SglangEngine:
         self.has_metrics = False
         self.is_healthy = True
         self.is_losing = False
+        self.is_telling_tokens = True
         self.http_port, self.events_port, self.replay_port = free_port(), free_port(), free_port()
         self._tokenizer = tokenizer
         self._codec: Codec = load_codec(tokenizer)
@@ -238,6 +239,8 @@ class SglangEngine:
         return body, unpack_tokens(prompt.packed)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
+        if not self.is_telling_tokens:
+            return web.Response(status=503)
         _, ids = await self._ids(request)
         return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": 32_768})
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from support.data import data_file, unpacked
 from support.engine_process import ENVIRONMENT, LOG_TAIL_BYTES
 from support.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, write_tokenizer
 
@@ -60,6 +62,29 @@ def write_model(folder: Path, vllm: Path) -> Path:
     script = Path(__file__).with_name("tiny_llama.py")
     made = subprocess.run(
         [vllm.with_name("python"), "-P", script, folder],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        message = f"no model was made:\n{made.stderr[-LOG_TAIL_BYTES:]}"
+        raise NoEngineError(message)
+    return folder
+
+
+def write_text_model(name: str, folder: Path, vllm: Path) -> Path:
+    """Write a tiny model with the shared tokenizer ``name`` to ``folder``."""
+    source = data_file(f"tokenizers/{name}")
+    folder.mkdir()
+    shutil.copyfile(source / "tokenizer_config.json", folder / "tokenizer_config.json")
+    plain = source / "tokenizer.json"
+    definition = plain.read_bytes() if plain.exists() else None
+    (folder / "tokenizer.json").write_bytes(
+        definition or unpacked(f"tokenizers/{name}/tokenizer.json.zst")
+    )
+    made = subprocess.run(
+        [vllm.with_name("python"), "-P", Path(__file__).with_name("tiny_weights.py"), folder],
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,

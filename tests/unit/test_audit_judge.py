@@ -64,7 +64,7 @@ def test_exit_codes_tell_the_verdicts_apart() -> None:
     assert [(one.name, one.value) for one in Verdict] == [("PASSED", 0), ("LEAK", 1), ("VOID", 3)]
 
 
-def test_prompts_of_one_length_are_never_the_same() -> None:
+def test_prompts_of_one_length_share_no_word() -> None:
     prompts = [fresh_prompt(64) for _ in range(200)]
-    assert len({prompt[:64] for prompt in prompts}) == 200
-    assert {len(prompt) for prompt in prompts} == {64 * 5 - 1}
+    assert len({word for prompt in prompts for word in prompt.split()}) == 200 * 64
+    assert {len(prompt) for prompt in prompts} == {64 * 9 - 1}

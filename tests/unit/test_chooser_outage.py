@@ -61,6 +61,10 @@ class _Reader:
     def publish_leases(self, totals: Mapping[ReplicaId, LeaseTotals]) -> None:
         del totals
 
+    def gpu_blocks(self, replica: ReplicaId) -> int | None:
+        del replica
+        return None
+
     def foreign_leases(self) -> Mapping[ReplicaId, LeaseTotals]:
         return {}
 

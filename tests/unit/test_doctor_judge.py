@@ -251,6 +251,21 @@ def test_engines_without_events_are_told_apart_from_those_nobody_knows() -> None
     assert codes(replace(HEALTHY, engine=followed)) == []
 
 
+def test_an_endpoint_where_nothing_listens_counts_on_the_engines_own_host_only() -> None:
+    """B50: vLLM connects to an endpoint without a wildcard, so that nobody can."""
+    local = replace(ENGINE, url="http://127.0.0.1:8000", deaf=(EVENTS,))
+    never = replace(FACTS, is_silent=True, counts=EventCounts())
+    alone = replace(HEALTHY, engine=local, view=None, facts=None, probe=None)
+    [finding] = judge(Case(replicas=(alone,))).findings
+    assert finding.code is Code.EVENTS_SILENT
+    assert "tcp://*:5557" in finding.fix
+    assert codes(replace(alone, engine=replace(local, url=ENGINE.url)), None) == []
+    assert codes(replace(HEALTHY, engine=local)) == []  # events were heard
+    assert codes(replace(HEALTHY, engine=local, facts=never)) == [Code.EVENTS_SILENT]
+    one_rank = replace(local, sources=(*(ENGINE.sources or ()), EventSource(events="tcp://h:1")))
+    assert codes(replace(alone, engine=one_rank), None) == []
+
+
 def test_a_full_pool_counts_where_no_sidecar_counts_pages() -> None:
     full = EngineMetrics(load=ReplicaLoad(kv_used_fraction=0.97), page_tokens=16)
     case = replace(HEALTHY, facts=None, view=None, engine=replace(ENGINE, metrics=full))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from policies.expected_ttft import ExpectedTtft
 from policies.model import Decision, Heat, Reason, ReplicaView, RoutingRequest
@@ -58,8 +59,30 @@ def test_a_second_of_prefill_stalls_every_stream_beside_it() -> None:
     busy = ReplicaView(replica=A, inflight=20)
     decision = pick(busy, ReplicaView(replica=B))
     assert decision.replica == B
-    assert terms(decision, A)["stall"] == pytest.approx(0.05 * 20 * 1_000.0)
+    assert terms(decision, A)["stall"] == pytest.approx(0.01 * 20 * 1_000.0)
     assert terms(decision, A)["active"] == pytest.approx(400.0)
+
+
+def test_where_many_wait_for_a_first_token_less_work_is_worth_more_than_a_shorter_wait() -> None:
+    """A holds all, and 900 ms wait there: worth it only where whatever B computes delays others."""
+    warm = ReplicaView(replica=A, cached_tokens=9_990, backlog_ms=1_050.0, prefilling=4)
+    alone = pick(structs.replace(warm, prefilling=0), ReplicaView(replica=B))
+    assert (alone.replica, alone.reason) == (B, Reason.SPILL)
+    crowded = pick(warm, ReplicaView(replica=B, prefilling=4))
+    assert (crowded.replica, crowded.reason) == (A, Reason.PREFIX)
+    assert terms(crowded, B)["stall"] == pytest.approx(0.3 * 4 * 1_000.0)
+
+
+def test_a_copy_costs_more_the_fuller_the_cache_that_it_goes_to() -> None:
+    holder = ReplicaView(replica=A, cached_tokens=8_000, backlog_ms=5_000.0)
+    other = ReplicaView(replica=B, inflight=10, capacity_tokens=100_000)
+    costs = {
+        resident: terms(pick(holder, structs.replace(other, resident_tokens=resident)), B)["copy"]
+        for resident in (0, 50_000, 75_000, 100_000, 110_000, None)
+    }
+    full = 0.5 * 10 * 800.0
+    expected = [0.05 * full, 0.05 * full, 0.5 * full, full, full, full]
+    assert list(costs.values()) == pytest.approx(expected)
 
 
 def test_copying_a_prefix_to_a_busy_replica_costs_until_many_ask_for_it() -> None:
@@ -67,9 +90,9 @@ def test_copying_a_prefix_to_a_busy_replica_costs_until_many_ask_for_it() -> Non
     other = ReplicaView(replica=B, inflight=10)
     rare = terms(pick(holder, other), B)
     often = terms(pick(holder, other, popularity=((512, 90.0), (8_000, 11.0))), B)
-    assert rare["copy"] == pytest.approx(0.2 * 10 * 800.0)
+    assert rare["copy"] == pytest.approx(0.5 * 10 * 800.0)
     assert rare["prefill"] == pytest.approx(1_000.0)
-    assert often["copy"] == pytest.approx(0.2 * 10 * 800.0 / 10)
+    assert often["copy"] == pytest.approx(0.5 * 10 * 800.0 / 10)
     assert often["prefill"] == pytest.approx(1_000.0 - 800.0 * 0.9)
 
 
@@ -132,8 +155,8 @@ def test_work_sent_before_counts_while_nothing_is_queued() -> None:
         ReplicaView(replica=A, prefill_load=300.0), ReplicaView(replica=B, prefill_load=100.0)
     )
     assert decision.replica == B
-    assert terms(decision, A)["stall"] == pytest.approx(0.5 * 0.5 * 1_000.0)
-    assert terms(decision, B)["stall"] == pytest.approx(0.5 * -0.5 * 1_000.0)
+    assert terms(decision, A)["stall"] == pytest.approx(0.4 * 0.5 * 1_000.0)
+    assert terms(decision, B)["stall"] == pytest.approx(0.4 * -0.5 * 1_000.0)
 
 
 def test_a_slow_replica_counts_at_its_speed() -> None:

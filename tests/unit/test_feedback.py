@@ -6,51 +6,46 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from policies.expected_ttft import ExpectedTtft
 from policies.model import Decision, ReplicaView
 from router.diagnosis import Kind
+from router.fleet import FleetTable
 from router.forecast import credits_of, promised_tokens
 from router.trust import RECOVERY_HITS, BookKey, Ground
+from router.upkeep import Upkeep
 from state.lease import Outcome
-from state.model import Tier
-from support.choosing import prompt_for
-from support.closed_loop import PAGE_TOKENS, A, B, ClosedLoop
+from state.model import Generation, Tier
+from support.choosing import chain_for, prompt_for
+from support.closed_loop import (
+    PAGE_TOKENS,
+    PROMPT,
+    A,
+    B,
+    ClosedLoop,
+    longer,
+    record_of,
+    view_of,
+    warm_loop,
+    zero,
+)
 
 if TYPE_CHECKING:
-    from router.chooser import Choice
     from router.trust import TrustRow
 
 BLOCK = 64
-PROMPT = range(1_280)
 
 
-@pytest.fixture
-async def loop() -> ClosedLoop:
+@pytest.fixture(name="loop")
+async def loop_of_two() -> ClosedLoop:
     """Two replicas, of which the first holds the prompt."""
-    made = ClosedLoop(ExpectedTtft())
-    await made.begin(A, B)
-    await made.hold(A, PROMPT)
-    return made
-
-
-def longer(number: int) -> range:
-    """Return a range that begins as the prompt: as prompts they share its blocks only."""
-    return range(len(PROMPT) + 20 + number)
+    return await warm_loop(ExpectedTtft())
 
 
 def row_of(loop: ClosedLoop, ground: Ground = Ground.EVENTS) -> TrustRow:
     [row] = [r for r in loop.feedback.rows() if r.replica == A and r.ground is ground]
     return row
-
-
-def view_of(choice: Choice, replica: str = A) -> ReplicaView:
-    return next(view for view in choice.views if view.replica == replica)
-
-
-def zero(tokens: range, predicted: int) -> int:
-    del tokens, predicted
-    return 0
 
 
 async def test_right_predictions_leave_views_as_they_are(loop: ClosedLoop) -> None:
@@ -125,6 +120,18 @@ async def test_half_a_hit_is_half_a_credit_and_the_account_keeps_the_promise(
     assert promised_tokens(routed, B) is None
 
 
+async def test_the_account_is_of_the_last_look(loop: ClosedLoop) -> None:
+    """A request that waited, or was tried again, is decided on what is known by then."""
+    chooser, members = loop.choosing.chooser, loop.choosing.members
+    loop.choosing.know.trust.credits[BookKey(A, "m", Ground.EVENTS)] = 0.5
+    routed = chooser.route(prompt_for(PROMPT))
+    chooser.peek(routed, members)
+    assert credits_of(routed) == {A: 0.5}
+    loop.choosing.know.trust.credits.clear()
+    chooser.peek(routed, members)
+    assert credits_of(routed) == {}
+
+
 async def test_decisions_with_credit_are_made_again_from_their_log(loop: ClosedLoop) -> None:
     """A95: what the policy saw holds the multiplied numbers, bit for bit, also through JSON."""
     loop.engines = {A: lambda _, __: 555}
@@ -187,6 +194,10 @@ async def test_prompts_of_bytes_are_judged_apart_and_by_their_share(loop: Closed
     row = row_of(loop, Ground.BYTES)
     assert row.precision == 1.0
     assert row.matched_tokens == 39 * 1_592
+    loop.engines = {A: lambda _, __: 1_300}
+    loop.ask(text, is_exact=False, prompt_tokens=real_tokens)
+    missed = row_of(loop, Ground.BYTES).predicted_tokens - row.predicted_tokens
+    assert missed == 1_584  # all but the last page
     assert [r.ground for r in loop.feedback.rows()] == [Ground.BYTES]
     assert loop.feedback.diagnoses.active() == ()
 
@@ -216,6 +227,18 @@ async def test_a_whole_prompt_is_cached_but_for_its_last_page(loop: ClosedLoop) 
     choice = loop.ask(PROMPT)
     assert choice.decision.predicted_cached_tokens == len(PROMPT) - 1
     assert row_of(loop).precision == 1.0
+
+
+@pytest.mark.parametrize(("found", "precision"), [(1_216, 1.0), (1_152, 1_152 / 1_216)])
+async def test_pages_as_large_as_blocks_are_exact_to_the_page(found: int, precision: float) -> None:
+    """Of the last page nothing is reused, of each other one all."""
+    loop = ClosedLoop()
+    await loop.begin(A, page_tokens=BLOCK)
+    await loop.hold(A, PROMPT)
+    loop.engines = {A: lambda _, __: found}
+    choice = loop.ask(PROMPT)
+    assert choice.decision.predicted_cached_tokens == len(PROMPT) - 1
+    assert row_of(loop).precision == pytest.approx(precision)
 
 
 async def test_what_is_still_being_computed_is_no_failure(loop: ClosedLoop) -> None:
@@ -272,70 +295,32 @@ async def test_other_prompt_lengths_are_a_mismatch_of_templates(loop: ClosedLoop
     assert (found.kind, found.evidence.other_lengths) == (Kind.PROMPT_MISMATCH, 1.0)
 
 
-async def test_what_a_report_proves_counts_where_no_event_told_of_it(loop: ClosedLoop) -> None:
-    """B06: blocks of before the sidecar's time are found again on the engine that has them."""
-    old = range(90_000, 91_300)
-    loop.engines = {B: lambda tokens, _: 1_280 if tokens == old else 0}
-    loop.choosing.members = [m for m in loop.choosing.members if m.replica == B]
-    assert view_of(loop.ask(old), B).cached_tokens == 0
-    loop.rest(3.0)
-    choice = loop.ask(old)
-    assert view_of(choice, B).cached_tokens == 1_280
-    assert loop.choosing.know.learned.resident(B) == 20
-    routed = loop.calls[-1].routed
-    assert routed is not None
-    assert routed.forecasts[B].learned_tokens == 1_280
-    loop.rest(3.0)
-    row = next(r for r in loop.feedback.rows() if r.replica == B)
-    assert row.recall == 0.0  # the events did not tell of either
-
-    loop.engines = {B: lambda _, __: 640}
-    loop.ask(old)
-    assert loop.choosing.know.learned.resident(B) == 10
-    loop.rest(3.0)
-    assert view_of(loop.ask(old), B).cached_tokens == 640
-
-
-@pytest.mark.parametrize("why", ["choices", "lengths", "placements"])
-async def test_what_proves_nothing_is_not_learned(loop: ClosedLoop, why: str) -> None:
-    """Siblings share within one request; another prompt was answered; no event tells anyway."""
-    old = range(90_000, 91_300)
-    loop.engines = {A: lambda _, __: 1_280, B: lambda _, __: 1_280}
-    if why == "choices":
-        loop.ask(old, choices=2)
-    elif why == "lengths":
-        loop.ask(old, prompt_tokens=1_400)
+@pytest.mark.parametrize("how", ["another life", "left"])
+async def test_upkeep_voids_what_is_known_of_an_old_life(loop: ClosedLoop, how: str) -> None:
+    """R-18: a repaired replica that was restarted begins trusted, without a diagnosis."""
+    know = loop.choosing.know
+    upkeep = Upkeep(
+        know, FleetTable(know.reader, ()), 600.0, lambda: loop.choosing.now_s, loop.feedback
+    )
+    upkeep.tick()
+    loop.engines = {A: zero}
+    loop.choosing.members = loop.choosing.members[:1]
+    for number in range(20):
+        loop.ask(longer(number))
+        loop.rest(3.0)
+    know.learned.prove(A, chain_for(PROMPT), 0.0)
+    upkeep.tick()  # settles the proof, too: nothing waits for long
+    assert len(loop.feedback.diagnoses.active()) == 1
+    assert know.trust.credits
+    if how == "left":
+        await loop.state.deregister(A, record_of(A).generation)
     else:
-        loop.ask(old, is_exact=False)
-    loop.rest(3.0)
-    assert not loop.choosing.know.learned
-
-
-async def test_what_events_tell_within_the_half_second_is_theirs(loop: ClosedLoop) -> None:
-    """So that their word of the eviction counts."""
-    old = range(90_000, 91_300)
-    loop.engines = {A: lambda _, __: 1_280, B: lambda _, __: 1_280}
-    chosen = loop.ask(old).member.replica
-    await loop.hold(chosen, old)
-    loop.rest(3.0)
-    assert not loop.choosing.know.learned
-
-
-async def test_a_clear_and_a_new_life_void_what_was_learned(loop: ClosedLoop) -> None:
-    """A clear leaves the trust; a new life begins with neither."""
-    old = range(90_000, 91_300)
-    loop.engines = {A: lambda _, __: 1_280, B: lambda _, __: 1_280}
-    clears: dict[str, int] = {}
-    loop.feedback.clears = lambda: clears  # type: ignore[assignment, return-value] # plain names
-    chosen = loop.ask(old).member.replica
-    loop.rest(3.0)
-    assert loop.choosing.know.learned.resident(chosen) == 20
-    clears[chosen] = 1
-    loop.rest(1.0)
-    assert not loop.choosing.know.learned
-    assert loop.feedback.rows() != []
-    loop.feedback.forget(chosen, "the replica left")
-    assert loop.feedback.rows() == []
+        await loop.state.register(structs.replace(record_of(A), generation=Generation("g2")))
+    upkeep.tick()
+    assert (loop.feedback.rows(), know.trust.credits) == ([], {})
+    assert not know.learned
+    [ended] = loop.feedback.diagnoses.report().ended
+    assert how in str(ended.ended_because)
 
 
 async def test_tenants_are_told_apart(loop: ClosedLoop) -> None:

@@ -75,7 +75,7 @@ class Feed:
 
 
 def test_unique_prompts_stop_taking_memory_once_the_bounds_are_reached() -> None:
-    """A90: placements, heat, leases and footprints of prompts that never return."""
+    """A90, C40: placements, heat, leases and footprints of prompts that never return."""
     feed = Feed()
     tracemalloc.start()
     try:

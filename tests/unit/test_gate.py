@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,21 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.app import App
-from router.config import ConfigError, decode_config
+from router.config import ConfigError, decode_config, load_config
 from router.error import ForbiddenError, RateLimitedError, UnauthenticatedError, error_body
 from router.gate import FAILURES_AT_ONCE, Failures, Gate, load_secret, open_gate
 from router.metrics import Metrics
 from router.reply import Response, own_response
 from router.request import read_headers
 from router.state_reader import build_mirror
-from router.tenant import KeyDigest, TenantSettings
+from router.tenant import KeyDigest, TenantSettings, tenant_of
 from state.prefix import salt_scope
 from state.secret import engine_salt
 from support.tenant import SECRET, digest_of, key_of, tenant_config
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from router.request import Request
 
 KEYED = frozenset({b"authorization", b"x-api-key"})
@@ -356,3 +355,13 @@ async def test_tenants_of_one_group_take_turns_in_the_queue_as_two(tmp_path: Pat
     app.prompts.close()
     await app.tokens.close()
     await app.pool.close()
+
+
+def test_the_example_s_digests_are_made_as_it_says() -> None:
+    config = load_config(Path(__file__).parents[2] / "examples" / "tenants.yaml")
+    gate = Clocks().gate(*config.tenants)  # in 1970, when no key has ended
+    for name in ("acme", "initech", "physics", "biology"):
+        assert gate.admit(with_key(f"sk-{name}-example")).name == name
+    assert gate.admit(with_key("sk-initech-old-example")).name == "initech"
+    scopes = {tenant_of(one).scope for one in config.tenants}
+    assert scopes == {"tenant:acme", "tenant:initech", "group:research"}

@@ -15,10 +15,10 @@ from router.gate import Gate
 from router.request import read_headers
 from router.tenant import TenantSettings
 from support.tenant import SECRET, digest_of
-from support.two_samples import largest_gap, likelihood
+from warmroute.two_sample import ks_distance, ks_p_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from router.request import Request
 
@@ -40,6 +40,11 @@ def wrong_key(right: int, rng: random.Random) -> str:
     rest = [rng.choice([c for c in "0123456789abcdef" if c != KEY[right]])]
     rest += [rng.choice("0123456789abcdef") for _ in KEY[right + 1 :]]
     return KEY[:right] + "".join(rest)
+
+
+def likelihood(left: Sequence[int], right: Sequence[int]) -> float:
+    """Return how likely the distance is where both are drawn from one distribution."""
+    return ks_p_value(ks_distance(left, right), len(left), len(right))
 
 
 def timed(check: Callable[[Request], object]) -> dict[int, list[int]]:
@@ -78,17 +83,3 @@ def test_a_wrong_key_takes_as_long_whatever_part_of_it_is_right() -> None:
 
     taken = timed(stops_early)
     assert likelihood(taken[0], taken[PREFIXES[-1]]) < LIKELY / len(others)
-
-
-def test_samples_of_one_distribution_are_alike_and_of_two_are_not() -> None:
-    """The tables of the two-sample test: D of 0.043 at 0.01 for two samples of 2,873."""
-    rng = random.Random(1)
-    one, two = ([rng.gauss(0.0, 1.0) for _ in range(2_000)] for _ in range(2))
-    assert likelihood(one, two) > LIKELY
-    assert likelihood(one, [value + 0.2 for value in two]) < LIKELY
-    assert largest_gap([1, 2, 2, 3], [2, 2, 3, 4]) == 0.25
-    assert likelihood([1.0] * 50, [1.0] * 50) == 1.0
-    critical = 1.6276 * (2 / 2_873) ** 0.5  # the asymptotic critical value for 0.01
-    shifted = round(critical * 2_873)
-    left = [float(n) for n in range(2_873)]
-    assert likelihood(left, [n + shifted for n in left]) == pytest.approx(0.01, abs=0.001)

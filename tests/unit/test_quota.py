@@ -133,7 +133,7 @@ def test_the_bound_of_a_group_is_the_sum_of_its_tenants() -> None:
             settings("a", index_bytes=1 << 20),
             settings("b"),
             settings("c", "blue", index_bytes=1 << 20),
-            settings("d", "blue", index_bytes=1 << 21),
+            settings("d", "blue", index_bytes=1 << 20),
             settings("e", "red", index_bytes=1 << 20),
             settings("f", "red"),
             settings("g", "red", index_bytes=1 << 20),
@@ -142,6 +142,6 @@ def test_the_bound_of_a_group_is_the_sum_of_its_tenants() -> None:
     assert bounds == {
         "tenant:a": (1 << 20) // BLOCK_BYTES,
         "tenant:b": None,
-        "group:blue": (3 << 20) // BLOCK_BYTES,
+        "group:blue": (1 << 20) // BLOCK_BYTES * 2,
         "group:red": None,
     }

@@ -10,9 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -24,8 +21,8 @@ from prompt.codec import load_codec
 from prompt.question import RENDER_SUFFIX, TOKENIZE_PATH, question_of, rendered, tokenized
 from prompt.reader import CHAT_PATH, COMPLETION_PATH, MESSAGE_PATH, RESPONSE_PATH, PromptReader
 from support.conversation import ask, sdk
-from support.data import data_file, json_lines, unpacked
-from support.engine_process import ENVIRONMENT, LOG_TAIL_BYTES, Engines
+from support.data import json_lines
+from support.engine_process import Engines
 from support.fleet import FleetPlan, LocalFleet, until
 from support.vllm import (
     MODEL,
@@ -34,11 +31,13 @@ from support.vllm import (
     NoEngineError,
     vllm_command,
     vllm_executable,
+    write_text_model,
 )
 from support.worker_engine import worker_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 pytestmark = [
     pytest.mark.heavy,
@@ -52,7 +51,6 @@ AT_ONCE: Final = 4
 TEXTS: Final = ("arena_hard_v2", "glaive_tools", "oasst1_en", "taubench_airline")
 CONVERSATIONS: Final = 2_514
 """All there are; their prompts come to 4 million characters."""
-WEIGHTS_SCRIPT: Final = Path(__file__).parents[1] / "support" / "tiny_weights.py"
 
 
 class Stand(Struct, frozen=True):
@@ -83,27 +81,6 @@ class Stand(Struct, frozen=True):
         return tokens.packed
 
 
-def make_model(name: str, folder: Path, vllm: Path) -> Path:
-    """Write a tiny model with the shared tokenizer ``name`` to ``folder``."""
-    source = data_file(f"tokenizers/{name}")
-    folder.mkdir()
-    shutil.copyfile(source / "tokenizer_config.json", folder / "tokenizer_config.json")
-    plain = source / "tokenizer.json"
-    definition = plain.read_bytes() if plain.exists() else None
-    (folder / "tokenizer.json").write_bytes(
-        definition or unpacked(f"tokenizers/{name}/tokenizer.json.zst")
-    )
-    made = subprocess.run(
-        [vllm.with_name("python"), "-P", WEIGHTS_SCRIPT, folder],
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr[-LOG_TAIL_BYTES:]
-    return folder
-
-
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
@@ -124,7 +101,7 @@ async def stand(
         pytest.fail(str(error), pytrace=False)
     folder = tmp_path_factory.mktemp("equality")
     name, kind, can_render = request.param
-    model = make_model(name, folder / "model", vllm)
+    model = write_text_model(name, folder / "model", vllm)
     if kind == "worker":
         command = worker_command(model, PAGES)
     else:
