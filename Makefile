@@ -8,7 +8,7 @@ DEV := $(VENV)/.dev
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-data test-kill test-timing test-vllm test-vllm-long test-reference test-engine soak \
+.PHONY: help setup demo check format test test-data test-kill test-timing test-flood test-vllm test-vllm-long test-reference test-engine soak \
   gpu-check grid audit-timing bench-live bench bench-router bench-history bench-prompt bench-engine bench-tiers bench-transfer \
   bench-publish bench-quick bench-peers bench-native lock clean
 
@@ -101,7 +101,7 @@ bench-engine: ## The worker's runners beside transformers (WARMROUTE_ENGINE=/pat
 grid: $(DEV) ## Every policy on the shared traces, resumable (GRID="--requests 3000 --minutes 30"; hours in full)
 	@$(BIN)/python bench/grid.py $(GRID)
 
-audit-timing: $(DEV) ## Can a tenant time what another one sent? (AUDIT="--only engines --repeats 2"; some 40 minutes)
+audit-timing: $(DEV) ## Can a tenant time what another one sent? (AUDIT="--only engines --repeats 2"; an hour and more)
 	@$(BIN)/python bench/timing_audit.py $(AUDIT)
 
 bench-live: $(DEV) ## Live replay beside round robin and vllm-router (WARMROUTE_VLLM=/path/to/vllm; slow)

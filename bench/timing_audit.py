@@ -3,8 +3,9 @@
     python bench/timing_audit.py [--only engines] [--samples 250] [--repeats 20] [--trials 160]
 
 ``warmroute audit`` looks for it in the engines' caches, in the router's own memory of prompts, and
-in the tokens that it asked engines for. Then many guesses at once, of which one is right: does the
-order of their answers tell which? Exit codes: 0 passed, 1 leak, 3 void.
+in the tokens that it asked engines for; a prompt reader alone shows microseconds. Then many guesses
+at once, of which one is right: does the order of their answers tell which? Exit codes: 0 passed, 1
+leak, 3 void.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from meter import Noise
 from support.guess_order import GUESSES, p_value, places
+from support.reader_rounds import read_rounds
 from support.timing_stand import (
     ATTACKER,
     VICTIM,
@@ -31,7 +33,8 @@ from support.timing_stand import (
     predicted_tokens,
     reading_router,
 )
-from warmroute.audit_judge import SIGNIFICANCE, Verdict
+from support.tokenizer import write_tokenizer
+from warmroute.audit_judge import SIGNIFICANCE, Verdict, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 TRIALS: Final = 160
 CONTROL_TRIALS: Final = 40
 ORDER: Final = "order"
+READER: Final = "reader"
 
 
 class Case(NamedTuple):
@@ -58,6 +62,11 @@ CASES: Final = (
     Case("engines", "two workers, some 1,300 tokens, 50 ms of prefill", 155, engines),
     Case("reading", "replicas that answer at once, some 100,000 tokens", 12_000, reading_router),
     Case("asking", "a router that asks engines for some 8,500 tokens", 1_000, asked_engines),
+)
+READINGS: Final = (
+    ("reader, 1.8 KB", 200, True),
+    ("reader, 7 KB", 800, True),
+    ("reader, 7 KB, salt behind", 800, False),
 )
 
 
@@ -84,7 +93,19 @@ def row_of(report: Report) -> str:
 
 
 def _cells(one: Comparison) -> str:
-    return f"{one.known_median_ms:.2f} / {one.fresh_median_ms:.2f} | {one.p_value:.2g}"
+    return f"{one.known_median_ms:.4g} / {one.fresh_median_ms:.4g} | {one.p_value:.2g}"
+
+
+async def run_reader(samples: int, repeats: int, directory: Path) -> Verdict:
+    """Run the audit of reading alone, on bodies of three kinds; return the worst verdict."""
+    tokenizer = write_tokenizer(directory / "tokenizer")
+    verdicts = []
+    for title, words, salt_first in READINGS:
+        times = await read_rounds(tokenizer, words, samples, repeats, salt_first=salt_first)
+        report = judge(times)
+        print(f"| {title} | {row_of(report)} | |", flush=True)
+        verdicts.append(Verdict[report.verdict.upper()])
+    return worst_of(verdicts)
 
 
 async def run_order(trials: int, directory: Path) -> Verdict:
@@ -111,6 +132,10 @@ async def run(options: argparse.Namespace, names: list[str]) -> int:
             directory = Path(root) / name
             directory.mkdir()
             began_s = time.monotonic()
+            if name == READER:
+                print("\n== reader: one prompt reader, no process, no socket", flush=True)
+                verdicts.append(await run_reader(options.samples, options.repeats, directory))
+                continue
             case = next((one for one in CASES if one.name == name), None)
             title = case.title if case is not None else f"{GUESSES} guesses at once, one right"
             print(f"\n== {name}: {title}", flush=True)
@@ -122,14 +147,19 @@ async def run(options: argparse.Namespace, names: list[str]) -> int:
             took_s = time.monotonic() - began_s
             print(f"{verdicts[-1].name.lower()}; took {took_s:.0f} s", flush=True)
     print(noise.told())
-    worst = next((one for one in (Verdict.LEAK, Verdict.VOID) if one in verdicts), Verdict.PASSED)
+    worst = worst_of(verdicts)
     print(worst.name.lower())
     return worst.value
 
 
+def worst_of(verdicts: list[Verdict]) -> Verdict:
+    """Return leak before void before passed."""
+    return next((one for one in (Verdict.LEAK, Verdict.VOID) if one in verdicts), Verdict.PASSED)
+
+
 def main() -> int:
     """Read the flags and run."""
-    every = [*(case.name for case in CASES), ORDER]
+    every = [*(case.name for case in CASES), READER, ORDER]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=every, help="this one; repeatable")
     parser.add_argument("--samples", type=int, default=250)

@@ -51,6 +51,8 @@ COMMON: Final = 2.0
 
 LEAST_FULL: Final = 0.05
 """So full counts a cache that has room: a copy takes its time in any case."""
+ASSUMED_FULL: Final = 0.4
+"""So full counts a cache of which nobody knows."""
 
 Weight = Annotated[float, Meta(ge=0, le=100)]
 Milliseconds = Annotated[float, Meta(ge=0, le=1e6)]
@@ -73,11 +75,11 @@ class ExpectedTtft(
     """
 
     prefill: PrefillCost = PrefillCost()
-    w_active: Weight = 0.01
+    w_active: Weight = 0.02
     w_prefilling: Weight = 0.3
     w_share: Weight = 0.4
     w_copy: Weight = 0.5
-    active_ms: Milliseconds = 20.0
+    active_ms: Milliseconds = 16.0
     kv_wait: bool = False
     fetch_token_ms: Milliseconds = 0.0375
     pull_token_ms: Milliseconds | None = None
@@ -241,9 +243,9 @@ def _shared_by_more(request: RoutingRequest, most_tokens: int) -> float:
 
 
 def _fullness(view: ReplicaView) -> float:
-    """Return how full a cache is beyond one half, LEAST_FULL to 1; 1 where nobody knows."""
+    """Return how full a cache is beyond one half, LEAST_FULL to 1."""
     if view.resident_tokens is None or not view.capacity_tokens:
-        return 1.0
+        return ASSUMED_FULL
     return min(1.0, max(LEAST_FULL, 2.0 * view.resident_tokens / view.capacity_tokens - 1.0))
 
 

@@ -81,21 +81,34 @@ class Codec(Protocol):
         """Return the text of generated ids, without special tokens."""
 
 
-def load_codec(directory: Path | None, *, clock: Callable[[], float] = time.time) -> Codec:
+def load_codec(
+    directory: Path | None,
+    *,
+    clock: Callable[[], float] = time.time,
+    learns_words: bool = True,
+) -> Codec:
     """Return the codec of a tokenizer directory, or the byte codec for None.
 
-    ``clock`` is for templates that print the date. Raises CodecLoadError.
+    ``clock`` is for templates that print the date; ``learns_words`` as for ``Tokenizer``. Raises
+    CodecLoadError.
     """
     if directory is None:
         return ByteCodec()
-    return TokenizerCodec(read_tokenizer_files(directory), clock=clock)
+    files = read_tokenizer_files(directory)
+    return TokenizerCodec(files, clock=clock, learns_words=learns_words)
 
 
 class TokenizerCodec:
     """A model's own tokenizer and chat templates."""
 
-    def __init__(self, files: TokenizerFiles, *, clock: Callable[[], float] = time.time) -> None:
-        self._tokenizer = Tokenizer(files.tokenizer)
+    def __init__(
+        self,
+        files: TokenizerFiles,
+        *,
+        clock: Callable[[], float] = time.time,
+        learns_words: bool = True,
+    ) -> None:
+        self._tokenizer = Tokenizer(files.tokenizer, learns_words=learns_words)
         self._templates = {
             name: ChatTemplate(source, special_tokens=files.special_tokens, clock=clock)
             for name, source in files.templates.items()

@@ -15,6 +15,7 @@ from msgspec import Struct
 from prompt.model import BadPromptError
 from prompt.radix import PrefixTree
 from prompt.request import CompletionCall, completion_call, completion_head
+from prompt.turn import is_apart
 
 if TYPE_CHECKING:
     from prompt.radix import Found
@@ -113,7 +114,7 @@ class Passages:
         if any(spelling in shortened[end:] for spelling in _OTHER_PROMPTS):
             return None
         call = completion_call(head)
-        if call.unroutable is not None:
+        if call.unroutable is not None or not is_apart(body, begin, call.salt or None):
             return None
         skipped = len(body) - len(shortened) + begin
         ends, chunks = zip(*_chunks_of(raw), strict=True)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MIN_CACHED_CHARS: Final = 1024
 """Shorter texts cost less than remembering them."""
+UNSHARED: Final = "unshared"
+"""Any salt: with one no words are looked up."""
 _FRAMED_PROBES: Final = ("a", "Some words", "1 <b>\n")
 
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -58,9 +60,19 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokenizer:
-    """One ``tokenizer.json``: texts to ids, resuming from known prefixes where that is exact."""
+    """One ``tokenizer.json``: texts to ids, resuming from known prefixes where that is exact.
 
-    def __init__(self, definition: bytes, *, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+    ``learns_words``: words that were seen before are faster, also where another text had them.
+    """
+
+    def __init__(
+        self,
+        definition: bytes,
+        *,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        learns_words: bool = True,
+    ) -> None:
+        self._learns_words = learns_words
         self._pipeline = load_pipeline(definition, TOKENIZER_FILE)
         decoded: dict[str, Any] = msgspec.json.decode(definition)
         shape = shape_of(decoded)
@@ -102,14 +114,13 @@ class Tokenizer:
         With a ``salt`` nothing is looked up that other salts could have brought in.
         """
         cache = self.framed if add_special_tokens else self.plain
-        if cache is None or len(text) < MIN_CACHED_CHARS:
-            packed = (
-                pack_tokens(self.encode(text, add_special_tokens=add_special_tokens))
-                if salt
-                else self.packed(text, add_special_tokens=add_special_tokens)
-            )
-            return PromptTokens(packed=packed, is_exact=True)
-        return PromptTokens(run=cache.encode(text, salt=salt).tokens, is_exact=True)
+        if cache is not None and len(text) >= MIN_CACHED_CHARS:
+            return PromptTokens(run=cache.encode(text, salt=salt).tokens, is_exact=True)
+        if cache is not None and salt:
+            tokens = cache.resume(cache.start(), text, salt=salt).tokens
+            return PromptTokens(run=tokens, is_exact=True)
+        packed = self.packed(text, add_special_tokens=add_special_tokens)
+        return PromptTokens(packed=packed, is_exact=True)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of ``text`` as a whole, remembering nothing."""
@@ -119,6 +130,9 @@ class Tokenizer:
 
     def packed(self, text: str, *, add_special_tokens: bool) -> bytes:
         """Return the same, packed."""
+        cache = self.framed if add_special_tokens else self.plain
+        if cache is not None and not self._learns_words:
+            return cache.resume(cache.start(), text, salt=UNSHARED).tokens.packed()
         if not add_special_tokens and len(text) <= SHORT_CHARS:
             return self._engine.packed_short(text)
         return pack_tokens(self.encode(text, add_special_tokens=add_special_tokens))

@@ -120,6 +120,8 @@ class ChatTurns:
         end = spot.begin + len(raw)
         if shortened[spot.begin : end] != raw or not _is_only_list(shortened[end:]):
             return None
+        if not is_apart(body, spot.begin, head.cache_salt):
+            return None
         conversation = spot.conversation.continued(spot.count, fresh)
         count = spot.count + len(fresh)
         spots = _spots_of(raw, conversation, spot.begin, rest - begin, spot.count)
@@ -144,7 +146,8 @@ class ChatTurns:
         call = chat_call(head, messages, variant.tools, variant.options, None)
         raw = bytes(head.messages)
         begin = body.find(raw)
-        if not _is_list_at(body, begin, raw):
+        is_kept = _is_list_at(body, begin, raw) and is_apart(body, begin, head.cache_salt)
+        if not is_kept:
             return Turn(call=call, fresh_bytes=len(body))
         conversation = Conversation(list(messages))
         spots = _spots_of(raw, conversation, begin, 0, 0)
@@ -179,6 +182,14 @@ class ChatTurns:
             if len(self._variants) > MAX_VARIANTS:
                 self._variants.popitem(last=False)
         return variant
+
+
+def is_apart(body: bytes, begin: int, salt: str | None) -> bool:
+    """Return whether the salt stands before the prompt, which begins there.
+
+    Else a body begins like those of other salts, and what is known of these must not make it fast.
+    """
+    return salt is None or salt.encode("utf-8", "surrogatepass") in body[:begin]
 
 
 def _failed(head: ChatHead, reason: Unroutable) -> ChatCall:

@@ -70,12 +70,13 @@ ADVICE: Final = {
         "and that the engine was not restarted or reset unseen."
     ),
     Kind.CONSTANT_RATIO: (
-        "Check the page size: --block-tokens and --events of the sidecar against the block size of "
-        "this engine."
+        "Check the page size: --page-tokens, --block-tokens and --events of the sidecar against "
+        "the block size of this engine, and that cached_tokens counts tokens."
     ),
     Kind.LOW_PRECISION: (
-        "Check for evictions that are not told: lost removal events, or an engine whose cache is "
-        "smaller than --capacity-pages or kv_capacity_tokens says."
+        "Either the cache is too small for the load, so that blocks go between a decision and its "
+        "prefill, or evictions are not told: check for lost removal events, and that the engine "
+        "has the --capacity-pages that the sidecar announces."
     ),
     Kind.MISSING_EVENTS: (
         "Check that the sidecar still hears this engine (gaps, replay endpoint, high-water mark). "

@@ -35,7 +35,8 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
 
     ``request_id`` is the router's own; ``client_request_id`` is what the client called it.
     ``unroutable`` says why no prefix could be computed, when none could. ``held_s``: what it waited
-    in the router for its replica. ``tenant`` is whose key came with it.
+    in the router for its replica. ``tenant`` is whose key came with it; ``is_salted``: its body has
+    a cache salt.
     """
 
     request_id: str

@@ -71,7 +71,7 @@ def assemble(settings: WorkerSettings, publish: Callable[[list[PageChange]], Non
     Raises SettingError, CodecLoadError, ModelError or StoreError, whose text says what is wrong.
     """
     loaded = None if settings.compute == "synthetic" else load_model(settings)
-    codec = loaded.codec if loaded is not None else load_codec(_path(settings.tokenizer))
+    codec = loaded.codec if loaded is not None else _own_codec(settings)
     settings = _resolved(settings, loaded)
     token_bytes = 0 if loaded is None else loaded.token_bytes(settings.dtype)
     expect_room(settings, token_bytes * settings.page_tokens)
@@ -124,6 +124,11 @@ def assemble(settings: WorkerSettings, publish: Callable[[list[PageChange]], Non
             raise SettingError(message)
         transfer = TransferServer(LocalPages(cache, runner, mover, journal), namespace)
     return Assembly(settings, codec, engine, runner, mover, ledger, disk, transfer, namespace)
+
+
+def _own_codec(settings: WorkerSettings) -> Codec:
+    """Return the codec. All tenants share it: no text is faster for the words that others had."""
+    return load_codec(_path(settings.tokenizer), learns_words=False)
 
 
 def _path(path: str | None) -> Path | None:

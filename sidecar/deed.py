@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 HTTP_REQUESTS: Final = "http_requests_total"
 SLEEP_STATE: Final = "vllm:engine_sleep_state"
-_DROPPING: Final = frozenset({"/reset_prefix_cache", "/pause", "/release_kv_cache_memory"})
+ANSWERS: Final = "http_response_size_bytes_count"
+ANSWERED_BYTES: Final = "http_response_size_bytes_sum"
+_RESET: Final = "/reset_prefix_cache"
+_DONE_BYTES: Final = len('{"success":true}')
+"""What a reset answers; one that was refused, because requests hold pages, has one byte more."""
+_DROPPING: Final = frozenset({_RESET, "/pause", "/release_kv_cache_memory"})
 _SLEEPING: Final = frozenset({"/sleep"})
 _CHANGING: Final = frozenset(
     {"/update_weights", "/finish_weight_update", "/update_weight_version", "/collective_rpc"}
@@ -56,9 +61,11 @@ class Loss(enum.Enum):
 
 def deeds_of(
     requests: Iterable[tuple[Mapping[str, str], float]],
-    sleep_states: Iterable[tuple[Mapping[str, str], float]],
+    sleep_states: Iterable[tuple[Mapping[str, str], float]] = (),
+    answers: Iterable[tuple[Mapping[str, str], float]] = (),
+    answered_bytes: Iterable[tuple[Mapping[str, str], float]] = (),
 ) -> Deeds:
-    """Return what samples of ``HTTP_REQUESTS`` and ``SLEEP_STATE`` show: labels and values."""
+    """Return what samples of the four names above show: labels and values."""
     counts = {_DROPPING: 0.0, _SLEEPING: 0.0, _CHANGING: 0.0}
     for labels, value in requests:
         is_done = labels.get("method") == "POST" and labels.get("status", "").startswith("2")
@@ -68,12 +75,25 @@ def deeds_of(
     states = {labels.get("sleep_state"): value for labels, value in sleep_states}
     is_asleep = states.get("awake") == 0
     return Deeds(
-        cache_drops=int(counts[_DROPPING]),
+        cache_drops=int(counts[_DROPPING]) - _refused(answers, answered_bytes),
         sleeps=int(counts[_SLEEPING]),
         weight_changes=int(counts[_CHANGING]),
         is_asleep=is_asleep,
         keeps_memory=is_asleep and not any(states.values()),
     )
+
+
+def _refused(
+    answers: Iterable[tuple[Mapping[str, str], float]],
+    answered_bytes: Iterable[tuple[Mapping[str, str], float]],
+) -> int:
+    """Return how many resets were refused under a 200, which those who ask for them try again."""
+    count, size_bytes = (
+        int(sum(value for labels, value in samples if labels.get("handler") == _RESET))
+        for samples in (answers, answered_bytes)
+    )
+    longer = size_bytes - count * _DONE_BYTES
+    return longer if 0 <= longer <= count else 0
 
 
 class DeedWatch:

@@ -51,6 +51,7 @@ _FRESH_FRACTION: Final = 0.1
 """Of the time between two looks at the engine: so long one rank's answer is good for the others."""
 _ENGINE_FIGURE: Final = re.compile(r"(?:vllm|sglang):(?!\w*_info\b)")
 _RANK: Final = re.compile(r'[{,](?:engine|dp_rank)="(\d+)"')
+_PAGES: Final = re.compile(r'(?<=[{,])(num_gpu_blocks=")(\d+)')
 _PORT: Final = re.compile(r"(tcp://.+):(\d+)")
 _LOG = logging.getLogger("warmroute.sidecar")
 
@@ -66,17 +67,18 @@ class RanksChangedError(SettingsError):
         self.ranks = ranks
 
 
-def rank_metrics(text: str, rank: int) -> str:
-    """Return what a Prometheus text says of one rank, and of the process as a whole.
+def rank_metrics(text: str, rank: int, ranks: int) -> str:
+    """Return what a Prometheus text says of one of ``ranks``, and of the process as a whole.
 
-    A figure of the engine that names no rank is that of all of them together: of none here.
+    A figure of the engine that names no rank is that of all of them together: of none here. vLLM
+    tells the pages of all ranks in the line of each.
     """
     kept = []
     for line in text.splitlines():
         named = _RANK.search(line)
         is_kept = not _ENGINE_FIGURE.match(line) if named is None else int(named[1]) == rank
         if is_kept:
-            kept.append(line)
+            kept.append(_PAGES.sub(lambda told: f"{told[1]}{int(told[2]) // ranks}", line))
     return "\n".join(kept)
 
 
@@ -153,7 +155,8 @@ class RankClient(EngineClient):
             return await self._shared.get(path)
         body = await self._shared.shared(path)
         if path == "/metrics":
-            return rank_metrics(body.decode("utf-8", "replace"), self._rank).encode()
+            text = body.decode("utf-8", "replace")
+            return rank_metrics(text, self._rank, len(self._ranks)).encode()
         return rank_loads(body, self._rank) if path in LOAD_PATHS else body
 
     async def event_sources(self) -> tuple[EventSource, ...]:

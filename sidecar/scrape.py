@@ -15,7 +15,14 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from sidecar.deed import HTTP_REQUESTS, SLEEP_STATE, Deeds, deeds_of
+from sidecar.deed import (
+    ANSWERED_BYTES,
+    ANSWERS,
+    HTTP_REQUESTS,
+    SLEEP_STATE,
+    Deeds,
+    deeds_of,
+)
 from sidecar.sglang import INFO_PATHS, LOAD_PATHS, SglangInfo, parse_info, parse_loads
 from sidecar.subscriber import EventSource
 from state.model import ReplicaLoad
@@ -33,7 +40,7 @@ _PROMPT_TOKENS: Final = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total
 _CACHE_CONFIG: Final = "vllm:cache_config_info"
 _FIRST_WEIGHTS: Final = "default"
 _START_TIME: Final = "process_start_time_seconds"
-_DEEDS: Final = (HTTP_REQUESTS, SLEEP_STATE)
+_DEEDS: Final = (HTTP_REQUESTS, SLEEP_STATE, ANSWERS, ANSWERED_BYTES)
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ANY_HOSTS: Final = frozenset({"*", "0.0.0.0", "::", "[::]"})  # noqa: S104 - compared, not bound
 

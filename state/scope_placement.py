@@ -7,7 +7,8 @@ cache does, and where they would, the largest gives way, its oldest first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from state.placement import DEFAULT_CAPACITY_BLOCKS, Placements, fair_share
 
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from state.model import BlockId, ReplicaId
+
+SCOPES_PER_TICK: Final = 16
+REPLICAS_PER_TICK: Final = 1
+"""So many have their turn each time, so that many of them take no longer than few."""
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class ScopedPlacements:
@@ -58,14 +65,13 @@ class ScopedPlacements:
         return sum(book.resident(replica) for book in self._books.values())
 
     def settle(self, holds: Callable[[ReplicaId, BlockId], bool], now_s: float) -> None:
-        """End what the engines tell of by now, and keep every bound."""
+        """End what the engines tell of by now; keep the bounds of some scopes and replicas."""
         for book in self._books.values():
             book.settle(holds, now_s)
-        if self._books:  # one at a time: a scope may be idle for long
-            scope = next(iter(self._books))
-            book = self._books[scope] = self._books.pop(scope)
-            book.expire(now_s)
-        self._keep_within()
+        for scope in self._next(self._books, SCOPES_PER_TICK):
+            self._tend(scope, self._books[scope], now_s)
+        for replica in self._next(self._limits, REPLICAS_PER_TICK):
+            self._share(replica, self._limits[replica][1])
 
     def forget(self, replica: ReplicaId) -> None:
         """Drop all that was sent to ``replica``, and its limits: its cache is a new one."""
@@ -77,15 +83,25 @@ class ScopedPlacements:
         bound = self._bounds.get(scope)
         return capacity_blocks if bound is None else max(1, min(bound, capacity_blocks))
 
-    def _keep_within(self) -> None:
-        for scope, book in self._books.items():
-            bound = self._bounds.get(scope)
-            if bound is not None and book.blocks > bound:
-                book.shrink_to(bound)
-        books = list(self._books.values())
-        for replica, (_, capacity_blocks) in self._limits.items():
-            sizes = [book.resident(replica) for book in books]
-            if sum(sizes) > capacity_blocks:
-                share = fair_share(sizes, capacity_blocks)
-                for book in books:
-                    book.shrink(replica, share)
+    @staticmethod
+    def _next(kept: dict[Key, Value], most: int) -> list[Key]:
+        """Return the keys whose turn it is, and let them wait for the next one."""
+        keys = list(islice(kept, most))
+        for key in keys:
+            kept[key] = kept.pop(key)
+        return keys
+
+    def _tend(self, scope: str, book: Placements, now_s: float) -> None:
+        """Let go of what is too old, where nobody looks, too, and of what is beyond the bound."""
+        book.expire(now_s)
+        bound = self._bounds.get(scope)
+        if bound is not None and book.blocks > bound:
+            book.shrink_to(bound)
+
+    def _share(self, replica: ReplicaId, capacity_blocks: int) -> None:
+        """Let the largest books give way where all of them hold more than the replica can."""
+        sizes = [book.resident(replica) for book in self._books.values()]
+        if sum(sizes) > capacity_blocks:
+            share = fair_share(sizes, capacity_blocks)
+            for book in self._books.values():
+                book.shrink(replica, share)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from warmroute.admin_client import AdminClient
 
 PROBE_S: Final = 60.0
-EVENTS_S: Final = 2.0
+EVENTS_S: Final = 4.0
 """How long events may take from the engine to the router."""
 PENDING_S: Final = 2.5
 """Longer than a router's own placements count (``placements.pending_s``)."""

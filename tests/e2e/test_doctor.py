@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
+from state.model import Rung
 from support.fleet import MODEL, until
 from support.kv_engine import KvEngine, free_port, stored
 from support.meddler import Meddler
@@ -268,13 +269,11 @@ async def test_a_store_that_stops_is_named(ward: Ward, valkey: ValkeyProcess) ->
     """R-03."""
     valkey.freeze()
     try:
-
-        async def is_seen() -> bool:
-            return await codes(ward.settings(ward.healthy)) == [Code.STATE_NOT_LIVE]
-
-        await until(is_seen, "a view that is not live")
+        seen = await codes(ward.settings(ward.healthy), Rung.STALE)
+        assert seen == [Code.STATE_NOT_LIVE]
         settings = ward.settings(ward.healthy, redis=ward.fleet.state_url)
-        assert await codes(settings) == [Code.STATE_UNREACHABLE, Code.STATE_NOT_LIVE]
+        seen = await codes(settings, Rung.STALE)
+        assert seen == [Code.STATE_UNREACHABLE, Code.STATE_NOT_LIVE]
     finally:
         valkey.thaw()
 

@@ -60,8 +60,9 @@ class Front(KvEngine):
     async def _metrics(self, request: web.Request) -> web.Response:
         self.scrapes += 1
         lines = [f"process_start_time_seconds {self.started_at_s}"]
+        pages = sum(rank.capacity_pages for rank in (self, *self.others))  # as vLLM tells it
         for number, rank in enumerate((self, *self.others)):
-            shape = f'block_size="4",engine="{number}",num_gpu_blocks="{rank.capacity_pages}"'
+            shape = f'block_size="4",engine="{number}",num_gpu_blocks="{pages}"'
             lines += [
                 f'vllm:num_requests_running{{engine="{number}"}} {rank.running}',
                 f'vllm:num_requests_waiting{{engine="{number}"}} 0.0',
@@ -105,7 +106,7 @@ async def test_each_rank_is_a_replica_with_its_own_blocks_load_and_capacity() ->
             seen = fleet.reader.replicas()
             assert {name: each.record.rank for name, each in seen.items()} == {ZERO: 0, ONE: 1}
             assert {each.record.endpoint for each in seen.values()} == {front.url}
-            assert [seen[name].record.capacity_pages for name in (ZERO, ONE)] == [1000, 500]
+            assert [seen[name].record.capacity_pages for name in (ZERO, ONE)] == [750, 750]
             loads = [seen[name].load for name in (ZERO, ONE)]
             assert [load.running if load else None for load in loads] == [2, 7]
         assert has(fleet)

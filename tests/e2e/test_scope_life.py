@@ -200,7 +200,6 @@ async def test_two_epochs_live_after_a_rotation_and_neither_shares_with_another_
     """S-03: a router on the epoch before goes on hitting; the next deletion ends both."""
     first, second = stand.fleet.routers[:2]
     await asyncio.gather(warm(stand, first, "c"), warm(stand, first, "b"))
-    before = await residency_keys(valkey)
     async with SlowLink(valkey.socket_path) as link:
         slow = await stand.router("slow", state={"redis": link.url})
         await warm(stand, slow, "c")
@@ -212,7 +211,6 @@ async def test_two_epochs_live_after_a_rotation_and_neither_shares_with_another_
         if await stand.epoch(slow, "group:blue") < told["epoch"]:
             assert old.cached_tokens > 0, "the epoch before still hits"
         assert new.cached_tokens == 0
-        assert before <= await residency_keys(valkey), "what the epoch before left stays"
         link.delay_s = float
         await warm(stand, first, "d")
         await warm(stand, slow, "c")
@@ -221,7 +219,7 @@ async def test_two_epochs_live_after_a_rotation_and_neither_shares_with_another_
         stand.fleet.processes.stop(slow.child)
         stand.fleet.routers.remove(slow)
     _, told = await stand.call("DELETE", second, "/admin/scopes/group%3Ablue")
-    assert told["index"]["keys"] == 2
+    assert told["index"]["keys"] == 2, "what the epoch before left was there until now"
     assert (await stand.ask(second, "d")).cached_tokens == 0
 
 

@@ -67,7 +67,7 @@ async def test_a_flood_of_one_tenant_costs_another_one_no_hits(tmp_path: Path) -
 @pytest.mark.parametrize("eviction", ["quota", "lru"])
 async def test_a_flood_of_a_hundred_thousand_blocks(tmp_path: Path, eviction: str) -> None:
     """S-08, whole. By age alone the other tenant loses what it had: the test of the test."""
-    before, during = await flooded(tmp_path, eviction, 1_150, 700)
+    before, during = await flooded(tmp_path, eviction, 4_000, 200)
     print(f"S-08: {eviction} eviction: hit rate {before:.3f} before, {during:.3f} in the flood")  # noqa: T201 - a figure
     assert before > 0.8
     if eviction == "quota":

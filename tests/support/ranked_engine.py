@@ -8,6 +8,7 @@ and requests go to the rank that their header names, else in turn.
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ class RankedEngine:
             except aiohttp.ClientError:
                 continue
             lines += [
-                line.replace('engine="0"', f'engine="{rank.number}"')
+                _of_rank(line, rank.number, len(self.ranks))
                 for line in text.splitlines()
                 if line.startswith("vllm:")
             ]
@@ -167,6 +168,14 @@ class RankedEngine:
             async for chunk in answer.content.iter_any():
                 await reply.write(chunk)
         return reply
+
+
+def _of_rank(line: str, number: int, ranks: int) -> str:
+    """Return a worker's figure as that of a rank; the pages are those of all ranks, as in vLLM."""
+    told = re.sub(
+        r'(num_gpu_blocks=")(\d+)', lambda found: f"{found[1]}{int(found[2]) * ranks}", line
+    )
+    return told.replace('engine="0"', f'engine="{number}"')
 
 
 async def blocks_of(fleet: LocalFleet) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """The timing audit of reading alone: no process, no socket, so that microseconds can be seen.
 
 Rounds as in ``warmroute.audit_probe``, with the time that one ``PromptReader`` takes for a body.
+Before each one that counts others are read: what was left in the CPU's caches is no memory of ours.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 MODEL: Final = "m"
 WARM_UP: Final = 20
+OTHERS: Final = 2
+OTHER_WORDS: Final = 1_500
 
 
 async def read_rounds(
@@ -49,6 +52,9 @@ async def _round(reader: PromptReader, words: int, times: Samples, *, salt_first
     secrets.SystemRandom().shuffle(reads)
     await reader.read(CHAT_PATH, _body("victim", planted, salt_first=salt_first))
     for salt, text, taken in reads:
+        for _ in range(OTHERS):
+            other = _body("other", fresh_prompt(OTHER_WORDS), salt_first=salt_first)
+            await reader.read(CHAT_PATH, other)
         body = _body(salt, text, salt_first=salt_first)
         began_s = time.perf_counter()
         prompt = await reader.read(CHAT_PATH, body)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sidecar.profile import SidecarSettings
 from state.client import command_client
+from state.model import Rung
 from state.redis_writer import RedisWriter
 from support.fleet import MODEL, FleetPlan, LocalFleet, until
 from support.kv_engine import free_port
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from warmroute.doctor_case import Case, Code, Report
 
 OTHER = "other-model"
+PATIENCE_S = 10.0
 WORDS = " ".join(f"word {number}" for number in range(60))
 
 
@@ -71,7 +73,12 @@ class Ward(NamedTuple):
             **changes,
         )
         writer = RedisWriter(self.redis, clock=time.monotonic, rng=random.Random(1))
+
+        async def is_here() -> bool:
+            return (await self.view(name)).get("endpoint") == engine
+
         async with running_sidecar(settings, writer):
+            await until(is_here, f"the router knows {name}, and no earlier one of that name")
             yield
 
     async def view(self, name: str) -> dict[str, Any]:
@@ -120,15 +127,22 @@ async def open_ward(folder: Path, store: ValkeyProcess) -> AsyncIterator[Ward]:
         await client.aclose()
 
 
-async def examined(settings: DoctorSettings) -> tuple[Case, Report]:
-    """Return what the doctor gathers, and what it says."""
-    case = await gather(settings)
-    return case, judge(case)
+async def examined(settings: DoctorSettings, rung: Rung = Rung.LIVE) -> tuple[Case, Report]:
+    """Return what the doctor gathers, and what it says, once the router's view is as expected.
+
+    A busy machine may keep a router from its store for a moment.
+    """
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        case = await gather(settings)
+        if case.router is None or case.router.rung is rung or time.monotonic() > until_s:
+            return case, judge(case)
+        await asyncio.sleep(0.1)
 
 
-async def codes(settings: DoctorSettings) -> list[Code]:
+async def codes(settings: DoctorSettings, rung: Rung = Rung.LIVE) -> list[Code]:
     """Return the findings by their names."""
-    return [finding.code for finding in (await examined(settings))[1].findings]
+    return [finding.code for finding in (await examined(settings, rung))[1].findings]
 
 
 def nobody() -> str:

@@ -49,6 +49,28 @@ def test_calls_that_succeeded_are_counted_by_what_they_do() -> None:
     assert parse_metrics("").deeds == Deeds()
 
 
+@pytest.mark.parametrize(
+    ("size_bytes", "cache_drops"),
+    [
+        (5 * 16, 5),
+        (2 * 16 + 3 * 17, 2),
+        (5 * 17, 0),
+        (0, 5),  # an answer without a body tells nothing
+        (5 * 40, 5),  # nor does one that is not known
+    ],
+)
+def test_resets_that_were_refused_are_no_drops(size_bytes: int, cache_drops: int) -> None:
+    """While requests run, vLLM answers 200 with ``{"success":false}``; callers try again."""
+    shown = f"""\
+http_requests_total{{handler="/reset_prefix_cache",method="POST",status="2xx"}} 5.0
+http_response_size_bytes_count{{handler="/reset_prefix_cache"}} 5.0
+http_response_size_bytes_sum{{handler="/reset_prefix_cache"}} {size_bytes}.0
+http_response_size_bytes_count{{handler="/v1/completions"}} 9.0
+http_response_size_bytes_sum{{handler="/v1/completions"}} 9000.0
+"""
+    assert parse_metrics(shown).deeds.cache_drops == cache_drops
+
+
 def test_a_drop_of_an_idle_engine_counts_until_its_next_step() -> None:
     watch = DeedWatch()
     watch.hear(6, OTHER)

@@ -59,8 +59,8 @@ def test_a_second_of_prefill_stalls_every_stream_beside_it() -> None:
     busy = ReplicaView(replica=A, inflight=20)
     decision = pick(busy, ReplicaView(replica=B))
     assert decision.replica == B
-    assert terms(decision, A)["stall"] == pytest.approx(0.01 * 20 * 1_000.0)
-    assert terms(decision, A)["active"] == pytest.approx(400.0)
+    assert terms(decision, A)["stall"] == pytest.approx(0.02 * 20 * 1_000.0)
+    assert terms(decision, A)["active"] == pytest.approx(320.0)
 
 
 def test_where_many_wait_for_a_first_token_less_work_is_worth_more_than_a_shorter_wait() -> None:
@@ -81,7 +81,7 @@ def test_a_copy_costs_more_the_fuller_the_cache_that_it_goes_to() -> None:
         for resident in (0, 50_000, 75_000, 100_000, 110_000, None)
     }
     full = 0.5 * 10 * 800.0
-    expected = [0.05 * full, 0.05 * full, 0.5 * full, full, full, full]
+    expected = [0.05 * full, 0.05 * full, 0.5 * full, full, full, 0.4 * full]
     assert list(costs.values()) == pytest.approx(expected)
 
 
@@ -90,9 +90,9 @@ def test_copying_a_prefix_to_a_busy_replica_costs_until_many_ask_for_it() -> Non
     other = ReplicaView(replica=B, inflight=10)
     rare = terms(pick(holder, other), B)
     often = terms(pick(holder, other, popularity=((512, 90.0), (8_000, 11.0))), B)
-    assert rare["copy"] == pytest.approx(0.5 * 10 * 800.0)
+    assert rare["copy"] == pytest.approx(0.2 * 10 * 800.0)
     assert rare["prefill"] == pytest.approx(1_000.0)
-    assert often["copy"] == pytest.approx(0.5 * 10 * 800.0 / 10)
+    assert often["copy"] == pytest.approx(0.2 * 10 * 800.0 / 10)
     assert often["prefill"] == pytest.approx(1_000.0 - 800.0 * 0.9)
 
 

@@ -43,17 +43,17 @@ vllm:num_requests_waiting{engine="1",model_name="m"} 2.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
 vllm:prompt_tokens_total{engine="1",model_name="m"} 70.0
-vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0
-vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="90"} 1.0
+vllm:cache_config_info{engine="0",num_gpu_blocks="190",num_gpu_blocks_override="9"} 1
+vllm:cache_config_info{engine="1",num_gpu_blocks="190",num_gpu_blocks_override="9"} 1
 process_start_time_seconds 17.5
 """
 
 
 def test_a_rank_has_the_load_and_the_capacity_of_its_own_label() -> None:
-    first, second = (parse_metrics(rank_metrics(VLLM, rank)) for rank in (0, 1))
+    first, second = (parse_metrics(rank_metrics(VLLM, rank, 2)) for rank in (0, 1))
     assert first.load == ReplicaLoad(running=3, queued=0, kv_used_fraction=0.25)
     assert second.load == ReplicaLoad(running=5, queued=2, kv_used_fraction=0.75)
-    assert (first.capacity_pages, second.capacity_pages) == (100, 90)
+    assert (first.capacity_pages, second.capacity_pages) == (95, 95)
     assert (first.prompt_tokens, second.prompt_tokens) == (None, 70)
     assert first.started_at_s == second.started_at_s == 17.5
 
@@ -63,15 +63,15 @@ def test_ranks_of_sglang_are_told_by_their_own_label() -> None:
         'sglang:num_running_reqs{dp_rank="0",tp_rank="1"} 4.0\n'
         'sglang:num_running_reqs{dp_rank="1",tp_rank="0"} 6.0\n'
     )
-    assert parse_metrics(rank_metrics(text, 1)).load.running == 6
+    assert parse_metrics(rank_metrics(text, 1, 2)).load.running == 6
 
 
 def test_a_figure_without_a_rank_is_that_of_none() -> None:
     """The sum over all ranks would make each of them look busy."""
     text = "vllm:num_requests_running 8.0\nsglang:num_running_reqs 8.0\n"
-    assert parse_metrics(rank_metrics(text, 0)).load == ReplicaLoad()
+    assert parse_metrics(rank_metrics(text, 0, 2)).load == ReplicaLoad()
     shape = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0\n'
-    assert parse_metrics(rank_metrics(shape, 1)).capacity_pages == 100
+    assert parse_metrics(rank_metrics(shape, 1, 2)).capacity_pages == 50
 
 
 def test_loads_of_sglang_are_those_of_the_rank() -> None:

@@ -1,4 +1,4 @@
-"""A vLLM with two data-parallel ranks and two adapters behind one address, and a router before it."""
+"""A router before a vLLM with two data-parallel ranks and two adapters behind one address."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pytest
 import pytest_asyncio
 
 from support.conversation import Answered, ask, sdk
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     import openai
-    import pytest
 
 pytestmark = MARKS
 
@@ -43,15 +43,22 @@ class RankedStand:
     fleet: LocalFleet
 
 
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory, vllm: Path, model: Path) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    written = {name: folder / name for name in (SQL, LAW, "law-2")}
+    script = Path(__file__).parents[1] / "support" / "tiny_adapter.py"
+    words = [str(vllm.with_name("python")), "-P", str(script), str(model)]
+    words += map(str, written.values())
+    subprocess.run(words, check=True)
+    return written
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def stand(
-    tmp_path_factory: pytest.TempPathFactory, vllm: Path, model: Path
+    tmp_path_factory: pytest.TempPathFactory, vllm: Path, model: Path, adapters: dict[str, Path]
 ) -> AsyncIterator[RankedStand]:
     folder = tmp_path_factory.mktemp("ranks")
-    adapters = {name: folder / name for name in (SQL, LAW, "law-2")}
-    script = Path(__file__).parents[1] / "support" / "tiny_adapter.py"
-    python = vllm.with_name("python")
-    subprocess.run([python, "-P", script, model, *adapters.values()], check=True)
     loaded = [f"{name}={adapters[name]}" for name in (SQL, LAW)]
     serve = vllm_command(
         vllm,
