@@ -68,7 +68,7 @@ def mixed_body(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
     if kind == 7:
         return "/v1/completions", base | {"prompt": [topic * 30, text], "stream": True}
     if kind == 8:
-        parts = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]
+        parts = [{"type": "image_embeds", "image_embeds": "AAAA"}]
         return "/v1/chat/completions", base | {"messages": [{"role": "user", "content": parts}]}
     if kind == 9:
         return "/v1/completions", base | {"prompt": 7}

@@ -52,7 +52,9 @@ async def test_a_connection_that_fails_to_close_leaves_no_lease(
         footprint=footprints.take(A, (blocks(0, 1),), 64, 130, 0),
         is_told=True,
     )
-    parts: Any = SimpleNamespace(config=Config(), pool=None, clock=float, hold=None)
+    parts: Any = SimpleNamespace(
+        config=Config(), pool=SimpleNamespace(key_line=b""), clock=float, hold=None
+    )
     request: Any = SimpleNamespace(
         method="POST", target="/v1/completions", headers=read_headers(())
     )
