@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 END_SEQUENCE = 2**64 - 1
 IDLE_MS = 200
 REPLAY_MS = 1000
+REPLAY_TRIES = 20
 
 Page = tuple[int, ...]
 """Its token ids."""
@@ -168,6 +169,16 @@ async def replayed(context: zmq.asyncio.Context, port: int, start: int) -> dict[
     return batches
 
 
+async def _kept(context: zmq.asyncio.Context, port: int, missed: range) -> dict[int, bytes]:
+    """Return the ``missed`` batches; a busy engine answers late, so it is asked again."""
+    kept: dict[int, bytes] = {}
+    for _ in range(REPLAY_TRIES):
+        kept = await replayed(context, port, missed.start)
+        if all(number in kept for number in missed):
+            break
+    return kept
+
+
 @contextlib.asynccontextmanager
 async def following(events_port: int, replay_port: int) -> AsyncIterator[PageLog]:
     """Read the events of the engine that publishes there, over all its restarts.
@@ -200,7 +211,7 @@ async def following(events_port: int, replay_port: int) -> AsyncIterator[PageLog
                 continue  # a replay brought it already
             missed = log.missed_before(number)
             if missed:
-                kept = await replayed(context, replay_port, missed.start)
+                kept = await _kept(context, replay_port, missed)
                 for each in missed:
                     log.feed(each, kept[each])
             log.feed(number, payload)
