@@ -53,6 +53,8 @@ LEAST_FULL: Final = 0.05
 """So full counts a cache that has room: a copy takes its time in any case."""
 ASSUMED_FULL: Final = 0.4
 """So full counts a cache of which nobody knows."""
+HOT_FULL: Final = 0.4
+"""So full counts a cache at least to which a hot prefix is copied: a crowd waits meanwhile."""
 
 Weight = Annotated[float, Meta(ge=0, le=100)]
 Milliseconds = Annotated[float, Meta(ge=0, le=1e6)]
@@ -75,11 +77,11 @@ class ExpectedTtft(
     """
 
     prefill: PrefillCost = PrefillCost()
-    w_active: Weight = 0.02
+    w_active: Weight = 0.015
     w_prefilling: Weight = 0.3
     w_share: Weight = 0.4
     w_copy: Weight = 0.5
-    active_ms: Milliseconds = 16.0
+    active_ms: Milliseconds = 18.0
     kv_wait: bool = False
     fetch_token_ms: Milliseconds = 0.0375
     pull_token_ms: Milliseconds | None = None
@@ -96,6 +98,7 @@ class ExpectedTtft(
         queued_ms = self._queued_ms(request, fleet)
         crowd = self.w_prefilling * mean_of([view.prefilling for view in fleet])
         source = _source(fleet) if self.pull_token_ms is not None else None
+        least_full = HOT_FULL if _is_hot(request, most_tokens) else LEAST_FULL
         candidates = []
         for view, load, others_ms in zip(fleet, loads, queued_ms, strict=True):
             own_ms, least_ms = self._prefill_ms(request, view, most_tokens, source)
@@ -107,7 +110,9 @@ class ExpectedTtft(
             n = view.inflight
             share = load / mean_load - 1 if mean_load > 0 else 0.0
             stall_ms = (self.w_active * n + crowd + self.w_share * share) * own_ms
-            copy_ms = self.w_copy * n * _fullness(view) * avoidable_ms / (1 + repeats)
+            copy_ms = (
+                self.w_copy * n * max(least_full, _fullness(view)) * avoidable_ms / (1 + repeats)
+            )
             active_ms = self.active_ms * n
             candidates.append(
                 Candidate(
@@ -174,7 +179,7 @@ class ExpectedTtft(
     ) -> float:
         """Return how many more than a few requests another copy of the best match would serve."""
         heat = request.heat
-        if most_tokens and heat is not None and heat.prefix_tokens >= most_tokens:
+        if heat is not None and _is_hot(request, most_tokens):
             parts = [min(view.cached_tokens, heat.prefix_tokens) for view in fleet]
             copies = max(1.0, sum(parts) / heat.prefix_tokens)
             length = min(1.0, self.prefill.ms(heat.prefix_tokens, 0) / LONG_MS)
@@ -230,6 +235,12 @@ class ExpectedTtft(
         return [queue * each_ms for queue in queues]
 
 
+def _is_hot(request: RoutingRequest, most_tokens: int) -> bool:
+    """Return whether the hot prefix of the prompt is all that anybody holds of it."""
+    heat = request.heat
+    return heat is not None and heat.prefix_tokens >= most_tokens > 0
+
+
 def _shared_by_more(request: RoutingRequest, most_tokens: int) -> float:
     """Return how many more than a few requests shared the longest prefix that anybody holds."""
     if most_tokens == 0:
@@ -243,10 +254,10 @@ def _shared_by_more(request: RoutingRequest, most_tokens: int) -> float:
 
 
 def _fullness(view: ReplicaView) -> float:
-    """Return how full a cache is beyond one half, LEAST_FULL to 1."""
+    """Return how full a cache is beyond one half, 0 to 1."""
     if view.resident_tokens is None or not view.capacity_tokens:
         return ASSUMED_FULL
-    return min(1.0, max(LEAST_FULL, 2.0 * view.resident_tokens / view.capacity_tokens - 1.0))
+    return min(1.0, max(0.0, 2.0 * view.resident_tokens / view.capacity_tokens - 1.0))
 
 
 def _source(fleet: tuple[ReplicaView, ...]) -> ReplicaView | None:

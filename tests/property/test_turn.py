@@ -69,7 +69,7 @@ def template_of(source: str) -> ChatTemplate:
     return ChatTemplate(source, special_tokens={}, clock=lambda: 0.0)
 
 
-def reader_of(codec: Codec, **limits: int) -> PromptReader:
+def reader_of(codec: Codec, **limits: Any) -> PromptReader:
     return PromptReader({"tiny": codec, "other": codec}, codec, short_body_bytes=0, **limits)
 
 

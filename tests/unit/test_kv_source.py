@@ -182,7 +182,7 @@ async def test_a_prompt_that_is_still_computed_elsewhere_cannot_be_fetched() -> 
     rig = Rig(inflight={A: 50})
     await rig.add(A)
     await rig.add(B)
-    rig.choosing.know.pending.place(A, chain_for(LONG), 100.0)
+    rig.choosing.know.pending.of("").place(A, chain_for(LONG), 100.0)
     assert rig.source() is None
 
 

@@ -83,7 +83,7 @@ async def test_host_memory_and_disk_continue_each_other() -> None:
 async def test_a_placement_counts_before_what_lower_tiers_hold_behind_it() -> None:
     """What is on its way to the GPU is not fetched once more."""
     choosing = await choosing_on((Tier.GPU, PROMPT, slice(2)), (Tier.HOST, PROMPT, slice(12)))
-    choosing.know.pending.place(A, chain_for(PROMPT)[:8], 100.0)
+    choosing.know.pending.of("").place(A, chain_for(PROMPT)[:8], 100.0)
     assert seen(choosing, PROMPT) == (512, 256)
 
 

@@ -56,7 +56,7 @@ def rig() -> tuple[MemoryState, Knowledge, Upkeep]:
 
 
 def guessed(know: Knowledge) -> Mapping[ReplicaId, int]:
-    return MappingProxyType(know.guessed.overlap(CHAIN, 0.0))
+    return MappingProxyType(know.guessed.of("").overlap(CHAIN, 0.0))
 
 
 async def test_a_new_generation_voids_what_was_placed_in_the_old_one() -> None:
@@ -64,7 +64,7 @@ async def test_a_new_generation_voids_what_was_placed_in_the_old_one() -> None:
     state, know, upkeep = rig()
     await state.register(record("first"))
     upkeep.tick()
-    know.guessed.place(GPU, CHAIN, 0.0)
+    know.guessed.of("").place(GPU, CHAIN, 0.0)
     know.pending.place(GPU, CHAIN, 0.0)
     upkeep.tick()
     assert guessed(know) == {GPU: 2}
@@ -90,7 +90,7 @@ async def test_the_bound_of_guesses_outlives_a_restart() -> None:
     for generation in ("first", "second"):
         await state.register(record(generation))
         upkeep.tick()
-        know.guessed.place(GPU, long_chain, 0.0)
+        know.guessed.of("").place(GPU, long_chain, 0.0)
         assert know.guessed.resident(GPU) == 2
 
 
