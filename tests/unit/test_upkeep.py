@@ -65,22 +65,22 @@ async def test_a_new_generation_voids_what_was_placed_in_the_old_one() -> None:
     await state.register(record("first"))
     upkeep.tick()
     know.guessed.of("").place(GPU, CHAIN, 0.0)
-    know.pending.place(GPU, CHAIN, 0.0)
+    know.pending.of("").place(GPU, CHAIN, 0.0)
     upkeep.tick()
     assert guessed(know) == {GPU: 2}
     await state.register(record("second"))
     upkeep.tick()
     assert guessed(know) == {}
-    assert know.pending.overlap(CHAIN, 0.0) == {}
+    assert know.pending.of("").overlap(CHAIN, 0.0) == {}
 
 
 async def test_what_a_newcomer_was_sent_before_the_first_look_at_it_counts() -> None:
     state, know, upkeep = rig()
     upkeep.tick()
     await state.register(record("first"))
-    know.pending.place(GPU, CHAIN, 0.0)
+    know.pending.of("").place(GPU, CHAIN, 0.0)
     upkeep.tick()
-    assert know.pending.overlap(CHAIN, 0.0) == {GPU: 2}
+    assert know.pending.of("").overlap(CHAIN, 0.0) == {GPU: 2}
 
 
 async def test_the_bound_of_guesses_outlives_a_restart() -> None:
