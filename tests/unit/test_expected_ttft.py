@@ -85,6 +85,15 @@ def test_a_copy_costs_more_the_fuller_the_cache_that_it_goes_to() -> None:
     assert list(costs.values()) == pytest.approx(expected)
 
 
+def test_a_copy_of_a_hot_prefix_costs_its_time_also_where_there_is_room() -> None:
+    holder = ReplicaView(replica=A, cached_tokens=8_000, backlog_ms=5_000.0)
+    empty = ReplicaView(replica=B, inflight=10, capacity_tokens=100_000, resident_tokens=0)
+    longer = hot(9_000, 2.0 / 30.0)  # two in half a minute: nobody else will come
+    shorter = hot(4_000, 2.0 / 30.0)
+    assert terms(pick(holder, empty, heat=longer), B)["copy"] == pytest.approx(0.4 * 4_000.0)
+    assert terms(pick(holder, empty, heat=shorter), B)["copy"] == pytest.approx(0.05 * 4_000.0)
+
+
 def test_copying_a_prefix_to_a_busy_replica_costs_until_many_ask_for_it() -> None:
     holder = ReplicaView(replica=A, cached_tokens=8_000, backlog_ms=5_000.0)
     other = ReplicaView(replica=B, inflight=10)
