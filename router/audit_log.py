@@ -12,6 +12,7 @@ it is, and the next record says so.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import os
@@ -126,7 +127,7 @@ class AuditLog:
         try:
             if self._is_torn:
                 self._resume()
-            size_bytes = os.fstat(self._fd).st_size
+            size_bytes = self._in_place()
             chained = structs.replace(record, number=self._number + 1, prev=self._prev)
             line = msgspec.json.encode(chained)
             try:
@@ -140,6 +141,14 @@ class AuditLog:
         except OSError as error:
             raise self._error(error) from None
         self._number, self._prev = chained.number, line_digest(line)
+
+    def _in_place(self) -> int:
+        """Return the size of the file, which is lost to its readers where the path has another."""
+        kept, named = os.fstat(self._fd), self._path.stat()
+        if (kept.st_dev, kept.st_ino) != (named.st_dev, named.st_ino):
+            message = "expected the file that was there at the start, it was removed or replaced"
+            raise OSError(errno.ESTALE, message)
+        return kept.st_size
 
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)

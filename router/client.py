@@ -13,7 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
 
-from router.error import ClientError, OverloadedError, RequestTimeoutError, RouterError
+from router.error import OverloadedError, RequestTimeoutError, RouterError
 from router.intake import Intake
 from router.reply import Response, error_response
 from router.request import Request
@@ -170,7 +170,7 @@ class ClientConnection(asyncio.Protocol):
         answer: Answer
         try:
             answer = await self._server.find(request)(request)
-        except ClientError as error:
+        except RouterError as error:
             answer = error_response(error)
         except asyncio.CancelledError:
             self.abort()

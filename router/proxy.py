@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from prompt.body import MAX_MODEL_CHARS
+from prompt.body import MAX_MODEL_CHARS, decoded
 from prompt.model import BadPromptError, ReadPrompt, Unroutable
 from router.account import Call, record_of
 from router.body import read_body
@@ -98,15 +98,25 @@ class _NamesModel(Struct, frozen=True):
     model: str = ""
 
 
-def read_load_only(body: bytes) -> ReadPrompt:
+class _Skipped(Struct):
+    """Any JSON object: all of it is checked, and nothing is kept."""
+
+
+_skipping = msgspec.json.Decoder(_Skipped)
+
+
+def read_load_only(body: bytes, *, is_salted: bool = False) -> ReadPrompt:
     """Return what routing by load needs of a body: the model, where it is JSON that names one.
 
-    Raises BadPromptError for a name that no model can have: the decision trace keeps names.
+    Raises BadPromptError for a name that no model can have: the decision trace keeps names. Where
+    ``is_salted`` also for what is no JSON: another reader (of a form, say) would miss the salt.
     """
     try:
         named = msgspec.json.decode(body, type=_NamesModel).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         named = ""
+        if is_salted:
+            decoded(_skipping, body, "")
     if len(named) > MAX_MODEL_CHARS or not named.isprintable():
         name = "model"
         raise BadPromptError(name, f"a printable name of at most {MAX_MODEL_CHARS} characters")
@@ -153,7 +163,7 @@ class Proxy:
         finally:
             self.open_requests -= 1
             if call.slot is not None:
-                call.slot.end()
+                call.slot.end(call.relayed.usage if call.relayed is not None else None)
             if not self.open_requests:
                 self._idle.set()
             self._account(call)
@@ -175,7 +185,7 @@ class Proxy:
                 began_s += call.held_s
             parts.metrics.decided(choice.decision, parts.clock() - began_s)
             if call.slot is not None:
-                call.slot.charge(call.routed, choice.decision)
+                call.slot.charge(call.routed, choice.decision, len(body))
             try:
                 return await self._attempt(request, body, call, choice)
             except ReplicaError as error:
@@ -218,7 +228,7 @@ class Proxy:
                 if prompt.is_rough:
                     prompt = await self._parts.tokens.refined(path, body, prompt)
                 return prompt
-            return read_load_only(body)
+            return read_load_only(body, is_salted=self._parts.gate is not None)
         except BadPromptError as error:
             raise ClientError(str(error), param=error.field) from None
 

@@ -3,7 +3,8 @@
 What is in flight is a set of open requests, so that it cannot drift. New blocks are an account that
 is filled with time and charged with what a request is predicted to compute; a request that
 overdraws it is served, and the next ones wait until it is filled again: that costs no estimate of a
-request before it is read.
+request before it is read. A prompt whose tokens cannot be known counts by the bytes of its body,
+until the engine tells how long it was.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from prompt.model import Unroutable
 from router.error import RateLimitedError
 from router.metrics import Counts
+from router.outlook import BYTES_PER_TOKEN
 from router.tally import Tally
 from router.tenant import tenant_of
 from state.placement import BLOCK_BYTES, Placements
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from policies.model import Decision
     from router.chooser import Routed
     from router.config import Config
+    from router.observer import Usage
     from router.quota_setting import QuotaSettings
     from router.tenant import Tenant, TenantSettings
 
@@ -59,25 +63,38 @@ class _Account:
 class Slot:
     """One open request of a tenant; ``end`` gives back what it takes, once."""
 
-    __slots__ = ("_account", "_clock", "_is_charged")
+    __slots__ = ("_account", "_block_tokens", "_clock", "_guessed_tokens", "_is_charged")
 
     def __init__(self, account: _Account, clock: Callable[[], float]) -> None:
         self._account = account
         self._clock = clock
         self._is_charged = False
+        self._guessed_tokens: int | None = None
+        self._block_tokens = 1
 
-    def charge(self, routed: Routed, decision: Decision) -> None:
+    def charge(self, routed: Routed, decision: Decision, body_bytes: int = 0) -> None:
         """Note what the request is predicted to compute; a second try is no second prompt."""
         if self._is_charged or self._account.settings.new_blocks_per_s is None:
             return
         self._is_charged = True
         new_tokens = max(0, routed.prompt_tokens - decision.predicted_cached_tokens)
+        why_unknown = routed.prompt.unroutable
+        if why_unknown is not None:
+            is_prompt = why_unknown is not Unroutable.LOAD_ONLY
+            self._guessed_tokens = new_tokens = body_bytes // BYTES_PER_TOKEN * is_prompt
+        self._block_tokens = routed.block_tokens
         self._account.fill(self._clock())
-        self._account.blocks -= new_tokens / routed.block_tokens
+        self._account.blocks -= new_tokens / self._block_tokens
 
-    def end(self) -> None:
-        """Give the place back."""
+    def end(self, usage: Usage | None = None) -> None:
+        """Give the place back; what was guessed becomes what the engine counted, if it told."""
         self._account.open_slots.discard(self)
+        guessed_tokens, self._guessed_tokens = self._guessed_tokens, None
+        if guessed_tokens is None or usage is None or usage.prompt_tokens is None:
+            return
+        new_tokens = max(0, usage.prompt_tokens - (usage.cached_tokens or 0))
+        self._account.fill(self._clock())
+        self._account.blocks += (guessed_tokens - new_tokens) / self._block_tokens
 
 
 class Quotas:

@@ -8,6 +8,7 @@ tried.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs, unquote
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from router.reply import Response
     from router.request import Request
     from router.upstream import UpstreamPool
+
+_log = logging.getLogger(__name__)
 
 SCOPE_PATH: Final = "/admin/scopes/"
 ROTATE: Final = "/rotate"
@@ -192,6 +195,7 @@ class ScopeAdmin:
         except AuditError as error:
             done = "nothing was done" if result == BEGUN else f"the {action} was done all the same"
             message = f"audit_log: it cannot be written, {done}"
+            _log.error("audit_log: %s; %s", error, done)
             raise AuditFailedError(message) from error
 
     async def _reset_engines(self) -> EngineResets:

@@ -67,8 +67,8 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
     tokenizer = settings.tokenizer
     if tokenizer is None and directory is not None:
         tokenizer = str(directory)
-    directory = None if tokenizer is None else Path(tokenizer)
-    codec = load_codec(directory, learns_words=False)
+    tokenizer_directory = None if tokenizer is None else Path(tokenizer)
+    codec = load_codec(tokenizer_directory, learns_words=False)
     if directory is None:
         config = builtin_config(codec.vocabulary_size)
         return LoadedModel(config, random_weights(config, settings.seed), codec, settings.compute)

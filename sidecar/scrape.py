@@ -6,6 +6,7 @@ be read is None.
 
 from __future__ import annotations
 
+import os
 import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Self
@@ -329,5 +330,6 @@ class EngineClient:
                         raise EngineError(message)
                 return bytes(body)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            message = f"{path}: {type(error).__name__}"
+            number = getattr(error, "errno", None)
+            message = f"{path}: {os.strerror(number) if number else type(error).__name__}"
             raise EngineError(message) from error

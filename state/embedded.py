@@ -1,13 +1,16 @@
 """A private Valkey server for deployments that were given none: same code, no network.
 
 It listens on a Unix socket in a directory that only this user may enter, keeps nothing on disk, and
-lives no longer than this process. Eviction takes the keys that were used least recently: records
-and leases, which have the shortest times to live, are used all the time and must go last.
+lives no longer than this process. One that ends before its time (killed, out of memory) is started
+again, empty, at the same address: its clients connect and announce what they know. Eviction takes
+the keys that were used least recently: records and leases, which have the shortest times to live,
+are used all the time and must go last.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -28,6 +31,11 @@ if TYPE_CHECKING:
 _MAX_SOCKET_PATH_BYTES: Final = 100
 _POLL_S: Final = 0.01
 _STOP_S: Final = 2.0
+_WATCH_S: Final = 0.5
+"""How often a look is taken whether the server still runs."""
+_LONGEST_PAUSE_S: Final = 30.0
+"""Between two starts of a server that ends each time; the pause doubles up to this."""
+_log = logging.getLogger(__name__)
 _LAUNCH_ON_LINUX: Final = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -46,6 +54,7 @@ class EmbeddedValkey:
         self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._directory: Path | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._directory = _private_directory()
@@ -55,6 +64,7 @@ class EmbeddedValkey:
         except BaseException:
             self._end()
             raise
+        self._watch = asyncio.create_task(self._restart_when_ended(self._directory))
         return self
 
     async def __aexit__(
@@ -63,6 +73,8 @@ class EmbeddedValkey:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         process = self._process
         try:
             if process is not None and process.poll() is None:
@@ -132,6 +144,21 @@ class EmbeddedValkey:
             await client.aclose()
         message = f"the embedded server did not start: {self._last_output()}"
         raise StateError(message)
+
+    async def _restart_when_ended(self, directory: Path) -> None:
+        pause_s = _WATCH_S
+        while True:
+            await asyncio.sleep(pause_s)
+            status = None if self._process is None else self._process.poll()
+            if status is None:
+                pause_s = _WATCH_S
+                continue
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            _log.warning("private state server ended, starting another: status=%d", status)
+            try:
+                self._process = self._launch(directory)
+            except OSError as error:
+                _log.warning("private state server: %s", error)
 
     def _last_output(self) -> str:
         log = (self._socket.parent / "log").read_text(errors="replace").strip().splitlines()

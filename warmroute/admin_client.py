@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -10,12 +11,26 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from warmroute.cli import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TIMEOUT_S: Final = 5.0
 MAX_BODY_BYTES: Final = 32 << 20
+NOT_FOUND_HINT: Final = (
+    "is this the address of --admin (`admin:`), and is the router as new as this command?"
+)
 _T = TypeVar("_T")
+
+
+class _Said(msgspec.Struct):
+    message: str
+    code: str
+
+
+class _Refusal(msgspec.Struct):
+    error: _Said
 
 
 class AdminError(Exception):
@@ -38,14 +53,11 @@ class AdminClient:
         self._http = http
         self.base = base
 
-    async def get(self, path: str, kind: type[_T]) -> _T:
-        """Return what a path answers; raises AdminError."""
+    async def get(self, path: str, kind: type[_T], hint: str = NOT_FOUND_HINT) -> _T:
+        """Return what a path answers; raises AdminError, with ``hint`` where it is not found."""
         status, body = await self._body(path)
         if status == HTTPStatus.NOT_FOUND:
-            message = (
-                f"{self.base}{path} is not found: is this the address of --admin (`admin:`), and "
-                "is the router as new as this command?"
-            )
+            message = _what_is_not_there(body) or f"{self.base}{path} is not found: {hint}"
             raise AdminError(message)
         if status != HTTPStatus.OK:
             message = f"{self.base}{path} answered {status}"
@@ -71,13 +83,48 @@ class AdminClient:
             ) as answer:
                 return answer.status, await read_bounded(answer, MAX_BODY_BYTES)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            number = getattr(error, "errno", None)
-            reason = os.strerror(number) if number else type(error).__name__
             message = (
-                f"no router answers at {self.base} ({reason}): it listens for operators where "
-                "`warmroute serve --admin HOST:PORT` says, by default 127.0.0.1:8081 of its host"
+                f"no router answers at {self.base} ({_reason(error)}): it listens for operators "
+                "where `warmroute serve --admin HOST:PORT` says, by default 127.0.0.1:8081 of its "
+                "host"
             )
             raise AdminError(message) from None
+
+
+def ask(admin: str, path: str, kind: type[_T], hint: str = NOT_FOUND_HINT) -> _T:
+    """Return what one path of the router at ``admin`` answers; raises UsageError."""
+    try:
+        base = admin_url(admin)
+    except ValueError as error:
+        message = f"--admin: {error}"
+        raise UsageError(message) from None
+    try:
+        return asyncio.run(_ask_once(base, path, kind, hint))
+    except AdminError as error:
+        raise UsageError(str(error)) from None
+
+
+async def _ask_once(base: str, path: str, kind: type[_T], hint: str) -> _T:
+    async with session() as http:
+        return await AdminClient(http, base).get(path, kind, hint)
+
+
+def _what_is_not_there(body: bytes) -> str:
+    """Return a router's own words where it knows the path, but not what was asked for; else ""."""
+    try:
+        said = msgspec.json.decode(body, type=_Refusal).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    return "" if said.code != "not_found" or said.message == "no such path" else said.message
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {TIMEOUT_S:.0f} s"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "what answers does not speak HTTP"
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number else type(error).__name__
 
 
 async def read_bounded(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:

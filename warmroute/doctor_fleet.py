@@ -31,6 +31,13 @@ _OTHER_ADVICE: Final = (
     "send chats of plain text, without a template or a truncation of their own: the prefix of "
     "others is known to nobody but the engine"
 )
+_STORE_ADVICE: Final = (
+    "check that the store runs, answers the router's host and takes writes: redis-cli -u URL ping"
+)
+_PRIVATE_ADVICE: Final = (
+    "the router starts it again when it ended; where that does not help, see the router's log, "
+    "and whether a valkey-server of it hangs"
+)
 
 
 def judge(case: Case) -> Report:
@@ -50,17 +57,15 @@ def _of_router(case: Case) -> Iterator[Finding]:
     if router is None:
         return
     if router.rung is not Rung.LIVE:
+        store = f"the store at {router.state}" if router.state else "its private server"
         yield found(
             Code.STATE_NOT_LIVE,
             None,
             seen=(
-                f"The router's view of the store at {router.state or 'its own address'} is "
-                f"{router.rung.value}, {router.state_age_s:.1f} s old."
+                f"The router's view of {store} is {router.rung.value}, "
+                f"{router.state_age_s:.1f} s old."
             ),
-            fix=(
-                "check that the store runs, answers the router's host and takes writes: "
-                "redis-cli -u URL ping"
-            ),
+            fix=_STORE_ADVICE if router.state else _PRIVATE_ADVICE,
         )
     recent = router.recent
     unread = {why: n for why, n in recent.unroutable.items() if why != _AS_TOLD}

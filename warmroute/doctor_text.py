@@ -69,5 +69,6 @@ MEANING: Final = {
 
 
 def found(code: Code, replica: str | None, *, seen: str, fix: str) -> Finding:
-    """Return a finding with its meaning."""
+    """Return a finding with its meaning; ``seen`` gets one full stop, whoever's words it has."""
+    seen = seen.rstrip(".") + "."
     return Finding(code=code, replica=replica, seen=seen, meaning=MEANING[code], fix=fix)

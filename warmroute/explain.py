@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -15,13 +12,13 @@ from rich.table import Table
 
 from router.config import DEFAULT_ADMIN
 from router.trace import Attempt, DecisionRecord
+from warmroute.admin_client import ask
 from warmroute.cli import UsageError
 
 if TYPE_CHECKING:
     import argparse
 
-TIMEOUT_S = 5.0
-HTTP_NOT_FOUND = 404
+MOST_RECORDS = 1000
 WORDS = {
     "prefix": "it holds the longest part of the prompt and its queue does not cost more",
     "spill": "another replica holds more of the prompt, but costs more or is to be relieved",
@@ -55,27 +52,13 @@ def fetch_records(options: argparse.Namespace) -> list[DecisionRecord]:
     if (options.request_id is None) == (options.last is None):
         message = "expected either a request id or --last N"
         raise UsageError(message)
-    base = options.admin.rstrip("/")
-    if not base.startswith(("http://", "https://")):
-        message = f"--admin: expected http://host:port, got {options.admin!r}"
+    if options.request_id is not None:
+        path = f"/debug/decisions/{quote(options.request_id, safe='')}"
+        return [ask(options.admin, path, DecisionRecord)]
+    if not 1 <= options.last <= MOST_RECORDS:
+        message = f"--last: expected 1 to {MOST_RECORDS}, got {options.last}"
         raise UsageError(message)
-    path = (
-        f"/debug/decisions?limit={options.last}"
-        if options.request_id is None
-        else f"/debug/decisions/{quote(options.request_id, safe='')}"
-    )
-    try:
-        with urllib.request.urlopen(base + path, timeout=TIMEOUT_S) as answer:  # noqa: S310
-            body = answer.read()
-    except urllib.error.HTTPError as error:
-        detail = json.loads(error.read()).get("error", {}).get("message", error.reason)
-        raise UsageError(detail) from None
-    except OSError as error:
-        message = f"no router answers at {base}: {getattr(error, 'reason', error)}"
-        raise UsageError(message) from None
-    if options.request_id is None:
-        return msgspec.json.decode(body, type=list[DecisionRecord])
-    return [msgspec.json.decode(body, type=DecisionRecord)]
+    return ask(options.admin, f"/debug/decisions?limit={options.last}", list[DecisionRecord])
 
 
 def headline(record: DecisionRecord) -> list[str]:

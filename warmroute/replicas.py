@@ -94,7 +94,12 @@ def _table(replicas: list[ReplicaView]) -> Table:
     columns = ("replica", "is", "engine", "events", "pages", "held / capacity", "seq", "gaps")
     for name in (*columns, "generation", "blocks", "in flight", "queued", "trust"):
         is_number = name in {"seq", "gaps", "blocks", "in flight", "queued"}
-        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+        table.add_column(
+            name,
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=name == "replica",
+        )
     for view in replicas:
         cells = [view.replica, health(view), engine(view), shape(view), pages(view), held(view)]
         counts = view.facts.counts if view.facts is not None else None

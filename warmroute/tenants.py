@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,13 +14,13 @@ from rich.table import Table
 from router.audit_log import AuditError, verify
 from router.billing import BILLING_PATH, BillingReport, ScopeHeld, TenantUse
 from router.config import DEFAULT_ADMIN
+from warmroute.admin_client import ask
 from warmroute.cli import UsageError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-TIMEOUT_S: Final = 5.0
 UNKNOWN: Final = "-"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _HOUR_S: Final = 3600.0
@@ -46,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--admin",
         action="append",
         metavar="URL",
-        help=f"a router's admin address; repeatable, requests add up (default: {DEFAULT_ADMIN})",
+        help=f"a router's admin address; repeatable, requests add up (default: http://{DEFAULT_ADMIN})",
     )
     report.add_argument("--json", action="store_true", help="print the report as JSON")
     summary = "check the chain of an audit log"
@@ -85,20 +83,12 @@ def _verify(options: argparse.Namespace) -> int:
 
 def fetch_report(admin: str) -> BillingReport:
     """Return what one router counted; raises UsageError when it cannot be had."""
-    base = admin.rstrip("/")
-    if not base.startswith(("http://", "https://")):
-        message = f"--admin: expected http://host:port, got {admin!r}"
-        raise UsageError(message)
-    try:
-        with urllib.request.urlopen(base + BILLING_PATH, timeout=TIMEOUT_S) as answer:  # noqa: S310 - checked above
-            return msgspec.json.decode(answer.read(), type=BillingReport)
-    except urllib.error.HTTPError as error:
-        error.close()
-        message = f"{base} has no billing report: expected a router with tenants"
-        raise UsageError(message) from None
-    except (OSError, msgspec.DecodeError) as error:
-        message = f"no router answers at {base}: {getattr(error, 'reason', error)}"
-        raise UsageError(message) from None
+    return ask(
+        admin,
+        BILLING_PATH,
+        BillingReport,
+        "expected the admin address (`admin:`) of a router with tenants",
+    )
 
 
 def merged(reports: Sequence[BillingReport]) -> BillingReport:
@@ -129,10 +119,14 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=None, pad_edge=False)
+
+
 def _tenant_table(tenants: Sequence[TenantUse]) -> Table:
-    table = Table(title="requests since the routers began", title_justify="left")
+    table = _table("requests since the routers began")
     for column in ("tenant", "scope"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=True, overflow="fold")
     for column in ("requests", "hits", "prompt tokens", "saved tokens", "saved"):
         table.add_column(column, justify="right")
     for use in tenants:
@@ -150,8 +144,8 @@ def _tenant_table(tenants: Sequence[TenantUse]) -> Table:
 
 
 def _scope_table(scopes: Sequence[ScopeHeld]) -> Table:
-    table = Table(title="held in the caches of the fleet", title_justify="left")
-    table.add_column("scope", overflow="fold")
+    table = _table("held in the caches of the fleet")
+    table.add_column("scope", no_wrap=True, overflow="fold")
     for column in ("tokens", "token hours", "MiB", "MiB hours"):
         table.add_column(column, justify="right")
     for held in scopes:

@@ -10,7 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from router.error import ClientError
-from router.salt import _SALT, MAX_KEYS, SALT_KEY, salt_field, salted
+from router.salt import _SALT, SALT_KEY, salt_field, salted
+from router.top_key import MAX_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from policies.model import Decision, Reason
-from prompt.model import ReadPrompt
+from prompt.model import ReadPrompt, Unroutable
 from router.chooser import Routed
 from router.error import RateLimitedError, error_headers
+from router.observer import Usage
 from router.quota import Quotas, scope_bounds
 from router.quota_setting import QuotaSettings
 from router.tenant import Tenant, TenantSettings, tenant_of
@@ -105,6 +106,41 @@ def test_what_a_cache_has_costs_nothing_and_a_second_try_is_no_second_prompt() -
     for _ in range(50):
         slot.charge(routed(64), decision(0))
     stand.enter(stand.a)
+
+
+def unread(why: Unroutable) -> Routed:
+    prompt = ReadPrompt(model="m", is_stream=False, unroutable=why)
+    return Routed(prompt=prompt, ordinal=1, is_exact=True, prompt_tokens=0)
+
+
+def test_a_prompt_that_cannot_be_read_counts_by_its_bytes_until_its_length_is_told() -> None:
+    """S-08: a template of one's own is no way around the quota."""
+    stand = Stand(new_blocks_per_s=1.0, burst_s=10.0)
+    slot = stand.enter(stand.a)
+    slot.charge(unread(Unroutable.REQUEST_TEMPLATE), decision(0), 4 * 64 * 40)
+    assert error_headers(stand.refused(stand.a)) == {"Retry-After": "30"}
+    slot.end(Usage(prompt_tokens=64 * 25, completion_tokens=1, cached_tokens=64 * 10))
+    assert error_headers(stand.refused(stand.a)) == {"Retry-After": "5"}
+    slot.end(Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0))
+    stand.refused(stand.a)
+    stand.now_s += 6.0
+    slot = stand.enter(stand.a)
+    slot.charge(unread(Unroutable.REQUEST_TEMPLATE), decision(0), 4 * 64 * 3)
+    slot.end()  # the engine told nothing
+    assert error_headers(stand.refused(stand.a)) == {"Retry-After": "2"}
+
+
+def test_a_path_whose_prompts_are_not_read_costs_what_the_engine_counts() -> None:
+    """S-08: asking for tokens costs nothing, an embedding costs its prompt."""
+    stand = Stand(new_blocks_per_s=1.0, burst_s=10.0)
+    for _ in range(50):
+        slot = stand.enter(stand.a)
+        slot.charge(unread(Unroutable.LOAD_ONLY), decision(0), 1 << 20)
+        slot.end()
+    slot = stand.enter(stand.a)
+    slot.charge(unread(Unroutable.LOAD_ONLY), decision(0), 8)
+    slot.end(Usage(prompt_tokens=64 * 12, completion_tokens=None, cached_tokens=None))
+    assert error_headers(stand.refused(stand.a)) == {"Retry-After": "2"}
 
 
 def test_a_long_debt_is_told_as_a_minute() -> None:

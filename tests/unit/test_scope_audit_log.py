@@ -145,6 +145,26 @@ async def test_a_second_writer_and_a_file_of_another_kind_are_refused(tmp_path: 
         AuditLog(pipe, "router-1", float)
 
 
+async def test_a_record_that_nobody_would_find_is_refused(tmp_path: Path) -> None:
+    """S-12: a file that is gone from its path, or that another one replaced, takes no record."""
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path, "router-1", float)
+    await log.write("scope.delete", "begun", actor="me")
+    kept, head = path.rename(tmp_path / "kept"), log.head
+    with pytest.raises(AuditError, match="No such file"):
+        await log.write("scope.delete", "done", actor="me")
+    path.touch()
+    with pytest.raises(AuditError, match="removed or replaced"):
+        await log.write("scope.delete", "done", actor="me")
+    assert path.read_bytes() == b""
+    assert log.head == head
+    kept.rename(path)
+    await log.write("scope.delete", "done", actor="me")
+    log.close()
+    assert verify(path, log.head).records == 2
+    assert verify(path, log.head).faults == ()
+
+
 async def test_a_disk_that_is_full_raises_and_leaves_the_chain_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
