@@ -77,11 +77,11 @@ class ExpectedTtft(
     """
 
     prefill: PrefillCost = PrefillCost()
-    w_active: Weight = 0.015
+    w_active: Weight = 0.02
     w_prefilling: Weight = 0.3
     w_share: Weight = 0.4
     w_copy: Weight = 0.5
-    active_ms: Milliseconds = 18.0
+    active_ms: Milliseconds = 16.0
     kv_wait: bool = False
     fetch_token_ms: Milliseconds = 0.0375
     pull_token_ms: Milliseconds | None = None

@@ -22,11 +22,11 @@ RANGES: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {
     # Only the ratios of the three weights matter, so w_queue stays and is the unit.
     "weighted": {"w_prefix": (0.1, 10.0), "w_recent": (0.02, 2.0)},
     "expected_ttft": {
-        "w_active": (0.0015, 0.15),
+        "w_active": (0.002, 0.2),
         "w_prefilling": (0.03, 3.0),
         "w_share": (0.04, 4.0),
         "w_copy": (0.05, 5.0),
-        "active_ms": (1.8, 180.0),
+        "active_ms": (1.6, 160.0),
     },
 }
 """What is varied where nothing else is asked for, by the policy's kind."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -26,6 +27,11 @@ def _is_running(pid: int) -> bool:
         return False
     status = Path(f"/proc/{pid}/stat")
     return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(path) == 0
 
 
 async def test_the_server_is_private_and_leaves_nothing_behind() -> None:
@@ -52,6 +58,18 @@ async def test_a_frozen_server_still_ends_with_its_block() -> None:
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
     assert not _is_running(pid)
+
+
+async def test_a_server_that_was_killed_is_started_again_at_its_address() -> None:
+    async with EmbeddedValkey() as server:
+        first = server.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await eventually(lambda: server.pid not in {None, first})
+        await eventually(lambda: _listens(urlsplit(server.url).path))
+        second = server.pid
+        assert second is not None
+    assert not _is_running(second)
 
 
 async def test_a_server_that_can_not_start_says_why() -> None:

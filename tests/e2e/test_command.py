@@ -104,6 +104,9 @@ async def test_a_wrong_setting_ends_serve_with_status_2_and_its_name(
         (["sidecar", "--engine", "http://127.0.0.1:1", "--redis", "http://x"], "redis"),
         (["explain"], "request id or --last"),
         (["explain", "--last", "1", "--admin", "http://127.0.0.1:1"], "no router answers"),
+        (["explain", "--last", "0"], "--last: expected 1 to 1000, got 0"),
+        (["tenants", "report", "--admin", "127.0.0.1:1"], "no router answers"),
+        (["tenants", "report", "--admin", "x://y"], "--admin: expected http://host:port"),
     ],
 )
 async def test_a_wrong_flag_ends_a_command_with_status_2_and_its_name(

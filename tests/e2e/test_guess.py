@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from router.upkeep import TICK_S
 from support.fleet import FleetPlan, LocalFleet, until
 from support.plain_engine import MODEL, PlainEngine
 
@@ -57,6 +58,7 @@ async def test_guesses_are_bounded_by_the_capacity_that_was_found_and_by_their_t
             return {name: one["capacity_tokens"] for name, one in seen.items()} == capacities
 
         await until(is_known, "the capacity that the metrics tell")
+        await asyncio.sleep(10 * TICK_S)  # it is the bound from the next round on
         most = dict.fromkeys(engines, 0)
         for number in range(60):
             await complete(fleet, f"{number:05d} " * (PROMPT_BYTES // 6))

@@ -130,6 +130,10 @@ async def test_explain_says_what_is_wrong(fleet: LocalFleet) -> None:
     admin = ("--admin", fleet.router.admin_url)
     code, _, errors = await command("explain", "nobody", *admin)
     assert (code, "request id" in errors) == (2, True)
+    code, _, errors = await command("explain", "--last", "1", "--admin", fleet.router.url)
+    assert (code, "is this the address of --admin" in errors) == (2, True)
+    code, _, errors = await command("tenants", "report", *admin)
+    assert (code, "of a router with tenants" in errors) == (2, True)
     code, _, errors = await command("explain", "x", "--admin", "http://127.0.0.1:9")
     assert (code, "no router answers" in errors) == (2, True)
     assert "Traceback" not in errors

@@ -95,6 +95,17 @@ HEALTHY = ReplicaCase(
 )
 
 
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("redis://10.0.0.5:6379", "redis-cli"), (None, "the router starts it again")],
+)
+def test_who_looks_after_a_store_is_said_with_its_address(state: str | None, words: str) -> None:
+    router = replace(ROUTER, rung=Rung.STALE, state=state)
+    (finding,) = judge(Case(replicas=(HEALTHY,), router=router)).findings
+    assert words in finding.fix
+    assert (state or "its private server") in finding.seen
+
+
 def codes(case: ReplicaCase, router: RouterView | None = ROUTER, **fields: Any) -> list[Code]:
     return [each.code for each in judge(Case(replicas=(case,), router=router, **fields)).findings]
 

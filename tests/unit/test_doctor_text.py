@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from warmroute.doctor_case import Code
 from warmroute.doctor_text import MEANING, found
 
@@ -25,3 +27,8 @@ def test_a_finding_has_the_meaning_of_its_code() -> None:
     finding = found(Code.EVENTS_OFF, "r1", seen="nothing", fix="events")
     assert finding.meaning == MEANING[Code.EVENTS_OFF]
     assert set(MEANING) == set(Code)
+
+
+@pytest.mark.parametrize("seen", ["Connection refused.", "Connection refused.."])
+def test_what_others_said_gets_one_full_stop(seen: str) -> None:
+    assert found(Code.ROUTER_UNREACHABLE, None, seen=seen, fix="").seen == "Connection refused."

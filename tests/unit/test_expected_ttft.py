@@ -59,8 +59,8 @@ def test_a_second_of_prefill_stalls_every_stream_beside_it() -> None:
     busy = ReplicaView(replica=A, inflight=20)
     decision = pick(busy, ReplicaView(replica=B))
     assert decision.replica == B
-    assert terms(decision, A)["stall"] == pytest.approx(0.015 * 20 * 1_000.0)
-    assert terms(decision, A)["active"] == pytest.approx(360.0)
+    assert terms(decision, A)["stall"] == pytest.approx(0.02 * 20 * 1_000.0)
+    assert terms(decision, A)["active"] == pytest.approx(320.0)
 
 
 def test_where_many_wait_for_a_first_token_less_work_is_worth_more_than_a_shorter_wait() -> None:
