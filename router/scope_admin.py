@@ -21,9 +21,11 @@ from router.error import (
     AuditFailedError,
     ClientError,
     ConflictError,
+    ForbiddenError,
     NotFoundError,
     ReplicaError,
 )
+from router.header import header_value
 from router.rank import one_of_each_engine
 from router.reply import json_response
 from router.upstream import fetch
@@ -143,6 +145,9 @@ class ScopeAdmin:
         self, request: Request, scope: str, action: str, *, is_resetting: bool
     ) -> Response:
         epochs, actor = self._parts.epochs, request.peer or "unknown"
+        if header_value(request.headers.received, b"origin") is not None:
+            message = "Origin: expected none; pages of the web change nothing here"
+            raise ForbiddenError(message, param="Origin")
         if not epochs.can_renew:
             message = "tenants_state_file: expected a file that keeps epochs beyond a restart"
             raise ConflictError(message, param="tenants_state_file")

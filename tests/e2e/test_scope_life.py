@@ -262,6 +262,10 @@ async def test_wrong_requests_change_nothing_and_say_what_was_expected(stand: Te
         assert (answered, told["error"]["param"]) == (status, param), path
     async with stand.fleet.http.delete(f"{first.url}/admin/scopes/tenant:a") as answer:
         assert answer.status == 404
+    for origin in ("http://example.com", "null"):  # a page of the web in an operator's browser
+        url, headers = f"{first.admin_url}/admin/scopes/tenant:a/rotate", {"Origin": origin}
+        async with stand.fleet.http.post(url, headers=headers) as answer:
+            assert answer.status == 403
     assert await stand.call("GET", first, "/admin/scopes") == before
 
 
