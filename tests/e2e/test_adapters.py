@@ -10,6 +10,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from state.placement import NEWS_S
 from support.adapter_engine import AdapterEngine
 from support.conversation import Answered, ask, sdk
 from support.fleet import MODEL, FleetPlan, LocalFleet, until
@@ -177,6 +178,7 @@ async def test_other_weights_under_one_name_void_its_pages_and_no_others(
         return bool((await fleet.seen())["b"]["resident_blocks"] < before)
 
     await until(is_void, "fewer blocks")
+    await asyncio.sleep(NEWS_S)  # so long a router counts on what it has just sent there
     again = await told(fleet, client, LAW, longer(talk, first))
     assert (again.predicted_tokens, again.cached_tokens) == (0, 0)
     third = await told(fleet, client, LAW, [*longer(talk, first), ("user", "So? " * 9)])
