@@ -153,9 +153,12 @@ def test_the_journal_of_another_trace_is_refused(
 def running_tune(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "warmroute", "tune", "warm.jsonl", "--fleet", "fleet.yaml"]
     command += ["--budget", "1200", "--jobs", "2", "--journal", "j"]
+    # A shell's background job ignores Ctrl-C, and so would its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         command, cwd=folder, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
+        signal.signal(signal.SIGINT, before)
         yield process
         process.kill()
 
