@@ -41,7 +41,7 @@ from policies.model import Candidate, Decision, Reason
 from policies.prefill import PrefillCost
 
 if TYPE_CHECKING:
-    from policies.model import ReplicaView, RoutingRequest
+    from policies.model import Heat, ReplicaView, RoutingRequest
     from state.model import ReplicaId
 
 LONG_MS: Final = 1e3
@@ -92,13 +92,14 @@ class ExpectedTtft(
         if not fleet:
             return None
         most_tokens = max([view.cached_tokens for view in fleet])
-        repeats = self._repeats(request, fleet, most_tokens)
+        heat = _covering_heat(request, most_tokens)
+        repeats = self._repeats(request, fleet, most_tokens, heat)
         loads = [view.prefill_load / view.speed for view in fleet]
         mean_load = mean_of(loads)
         queued_ms = self._queued_ms(request, fleet)
         crowd = self.w_prefilling * mean_of([view.prefilling for view in fleet])
         source = _source(fleet) if self.pull_token_ms is not None else None
-        least_full = HOT_FULL if _is_hot(request, most_tokens) else LEAST_FULL
+        least_full = LEAST_FULL if heat is None else HOT_FULL
         candidates = []
         for view, load, others_ms in zip(fleet, loads, queued_ms, strict=True):
             own_ms, least_ms = self._prefill_ms(request, view, most_tokens, source)
@@ -175,11 +176,17 @@ class ExpectedTtft(
         return near[draw_below(len(near), request)] if len(near) > 1 else near[0]
 
     def _repeats(
-        self, request: RoutingRequest, fleet: tuple[ReplicaView, ...], most_tokens: int
+        self,
+        request: RoutingRequest,
+        fleet: tuple[ReplicaView, ...],
+        most_tokens: int,
+        heat: Heat | None,
     ) -> float:
-        """Return how many more than a few requests another copy of the best match would serve."""
-        heat = request.heat
-        if heat is not None and _is_hot(request, most_tokens):
+        """Return how many more than a few requests another copy of the best match would serve.
+
+        ``heat`` is that of the prompt, where nobody holds more than its hot prefix.
+        """
+        if heat is not None:
             parts = [min(view.cached_tokens, heat.prefix_tokens) for view in fleet]
             copies = max(1.0, sum(parts) / heat.prefix_tokens)
             length = min(1.0, self.prefill.ms(heat.prefix_tokens, 0) / LONG_MS)
@@ -235,10 +242,10 @@ class ExpectedTtft(
         return [queue * each_ms for queue in queues]
 
 
-def _is_hot(request: RoutingRequest, most_tokens: int) -> bool:
-    """Return whether the hot prefix of the prompt is all that anybody holds of it."""
+def _covering_heat(request: RoutingRequest, most_tokens: int) -> Heat | None:
+    """Return the hot prefix of the prompt, if nobody holds more of the prompt than that."""
     heat = request.heat
-    return heat is not None and heat.prefix_tokens >= most_tokens > 0
+    return heat if heat is not None and heat.prefix_tokens >= most_tokens > 0 else None
 
 
 def _shared_by_more(request: RoutingRequest, most_tokens: int) -> float:

@@ -121,9 +121,7 @@ class App:
         self.fleet = FleetTable(reader, config.replicas, config.adapters)
         jitter = random.Random(seed)  # noqa: S311 - spreads checks, guards nothing
         self.health = Health(self.fleet, self.pool, config.health, jitter)
-        self.feedback = Feedback(
-            self.know, clock, Diagnoses(time.time), getattr(reader, "clears", dict)
-        )
+        self.feedback = Feedback(self.know, clock, Diagnoses(time.time), reader.clears)
         self.upkeep = Upkeep(self.know, self.fleet, config.placements.guess_s, clock, self.feedback)
         self.prompts = PromptReader(codecs, load_codec(None), base_of=self.fleet.adapters.base_of)
         self.trace = DecisionTrace(config.decisions_kept)

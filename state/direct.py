@@ -162,6 +162,10 @@ class DirectReader:
         """Set this router's own leases; they reach the other routers in the background."""
         self._mirror.publish_leases(totals)
 
+    def clears(self) -> Mapping[ReplicaId, int]:
+        """Return how often each replica's cache was cleared: nothing, that is in the index."""
+        return {}
+
     def gpu_blocks(self, replica: ReplicaId) -> int | None:  # noqa: ARG002 - of nobody
         """Return None: no index is kept."""
         return None

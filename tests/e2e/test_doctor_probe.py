@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from warmroute.admin_client import session
 from warmroute.doctor_case import ProbeResult
@@ -30,13 +31,8 @@ async def engine(answer: Any, status: int = 200) -> AsyncIterator[tuple[str, lis
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", reply)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
-    finally:
-        await runner.cleanup()
+    async with TestServer(app) as server:
+        yield f"http://{server.host}:{server.port}", asked
 
 
 @pytest.mark.parametrize(("rank", "header"), [(None, None), (0, "0"), (3, "3")])

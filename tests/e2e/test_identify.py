@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from sidecar.facts import identify
 from sidecar.scrape import EngineClient
@@ -27,14 +28,11 @@ async def engine(answers: dict[str, Any]) -> AsyncIterator[EngineClient]:
 
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        async with EngineClient(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
-            yield client
-    finally:
-        await runner.cleanup()
+    async with (
+        TestServer(app) as server,
+        EngineClient(f"http://{server.host}:{server.port}") as client,
+    ):
+        yield client
 
 
 def models(owner: str | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,12 +40,9 @@ class EngineStub:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/responses", self._respond)
         app.router.add_post("/v1/messages", self._message)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        port = self._runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{port}"
+        self._server = TestServer(app)
+        await self._server.start_server()
+        self.url = f"http://{self._server.host}:{self._server.port}"
         return self
 
     async def __aexit__(
@@ -54,7 +52,7 @@ class EngineStub:
         trace: TracebackType | None,
     ) -> None:
         """Stop serving."""
-        await self._runner.cleanup()
+        await self._server.close()
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()

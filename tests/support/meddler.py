@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,10 +40,9 @@ class Meddler:
         self._http = aiohttp.ClientSession()
         app = web.Application(client_max_size=2**24)
         app.router.add_route("*", "/{path:.*}", self._pass)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self._server = TestServer(app)
+        await self._server.start_server()
+        self.url = f"http://{self._server.host}:{self._server.port}"
         return self
 
     async def __aexit__(
@@ -52,7 +52,7 @@ class Meddler:
         trace: TracebackType | None,
     ) -> None:
         """Stop serving."""
-        await self._runner.cleanup()
+        await self._server.close()
         await self._http.close()
 
     async def _pass(self, request: web.Request) -> web.Response:

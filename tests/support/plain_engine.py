@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Self
 
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -28,10 +29,9 @@ class PlainEngine:
         """Serve."""
         app = web.Application(client_max_size=2**24)
         app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self._server = TestServer(app)
+        await self._server.start_server()
+        self.url = f"http://{self._server.host}:{self._server.port}"
         return self
 
     async def __aexit__(
@@ -41,7 +41,7 @@ class PlainEngine:
         trace: TracebackType | None,
     ) -> None:
         """Stop serving."""
-        await self._runner.cleanup()
+        await self._server.close()
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any, Self
 
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -33,10 +34,9 @@ class TokenEngine:
         """Serve on a free port."""
         app = web.Application(client_max_size=2**24)
         app.router.add_post("/{path:.*}", self._tell)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self._server = TestServer(app)
+        await self._server.start_server()
+        self.url = f"http://{self._server.host}:{self._server.port}"
         return self
 
     async def __aexit__(
@@ -47,7 +47,7 @@ class TokenEngine:
     ) -> None:
         """Stop serving."""
         self.gate.set()
-        await self._runner.cleanup()
+        await self._server.close()
 
     def paths(self) -> list[str]:
         """Return the paths that were asked, in order."""

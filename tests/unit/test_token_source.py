@@ -138,7 +138,7 @@ async def test_an_engine_that_fails_is_asked_rarely_until_it_answers(
 
 
 async def test_an_engine_that_is_gone_fails_no_request(rig: Rig, engine: TokenEngine) -> None:
-    await engine._runner.cleanup()
+    await engine._server.close()
     assert is_by_bytes(await rig.chat())
     assert rig.results() == {"failed": 1}
 
