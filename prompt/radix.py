@@ -92,7 +92,13 @@ class PrefixTree(Generic[_P]):
         self._evict()
 
     def clear(self) -> None:
-        """Forget every text."""
+        """Forget every text, at once: edges refer to each other, so each is taken apart."""
+        edges = [self._root]
+        while edges:
+            edge = edges.pop()
+            edges += edge.children.values()
+            edge.parent, edge.data = None, memoryview(b"")
+            edge.children, edge.offsets, edge.payloads = {}, [], []
         self._root = _Edge(None, 0, memoryview(b""))
         self._leaves.clear()
         self._version += 1

@@ -189,7 +189,7 @@ def is_apart(body: bytes, begin: int, salt: str | None) -> bool:
 
     Else a body begins like those of other salts, and what is known of these must not make it fast.
     """
-    return salt is None or salt.encode("utf-8", "surrogatepass") in body[:begin]
+    return salt is None or b'"%b"' % salt.encode("utf-8", "surrogatepass") in body[:begin]
 
 
 def _failed(head: ChatHead, reason: Unroutable) -> ChatCall:

@@ -93,9 +93,10 @@ class AuditLog:
         """The digest of the last line."""
         return self._prev
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
+    async def aclose(self) -> None:
+        """Close the file, once nothing is being written."""
+        async with self._lock:
+            os.close(self._fd)
 
     async def write(
         self,
@@ -120,8 +121,12 @@ class AuditLog:
             result=result,
             prev=NO_LINE,
         )
+        await asyncio.shield(self._locked(record))
+
+    async def _locked(self, record: AuditRecord) -> None:
+        """Append when nobody else does: who leaves meanwhile leaves no half of it."""
         async with self._lock:
-            await asyncio.shield(asyncio.to_thread(self._append, record))
+            await asyncio.to_thread(self._append, record)
 
     def _append(self, record: AuditRecord) -> None:
         try:

@@ -65,7 +65,8 @@ class TenantUse(Struct, kw_only=True):
 class ScopeHeld(Struct, kw_only=True):
     """What one scope holds in the whole fleet, and for how long it held how much.
 
-    Bytes are None for a scope that holds blocks of a model whose bytes per token are not known.
+    Bytes are None for a scope that holds blocks of a model whose bytes per token are not known, and
+    byte seconds once that was so: their sum would leave out what nobody can say.
     """
 
     scope: str
@@ -104,6 +105,8 @@ class Billing(Collector):
         known = [tenant_of(settings) for settings in config.tenants]
         self._tenants = {one.name: TenantUse(tenant=one.name, scope=one.scope) for one in known}
         self._scopes = {one.scope: ScopeHeld(scope=one.scope) for one in known}
+        self._named: dict[NamespaceId, _Named] = {}
+        self._named_of: tuple[frozenset[ModelIdentity], frozenset[str]] | None = None
         self._counted_s: float | None = None
         self._last_fault = ""
         self.lock = asyncio.Lock()
@@ -195,14 +198,19 @@ class Billing(Collector):
     ) -> dict[NamespaceId, _Named]:
         """Return what each namespace of a live epoch counts for."""
         digests = {digest: scope for scope in self._scopes for digest in scopes.live_digests(scope)}
+        made_of = frozenset(identities), frozenset(digests)
+        if made_of == self._named_of:
+            return self._named
         per_token = self._settings.kv_bytes_per_token
-        return {
+        self._named_of = made_of
+        self._named = {
             namespace_of(structs.replace(identity, scope=digest)): _Named(
                 scope, identity.block_tokens, per_token.get(identity.model)
             )
-            for identity in identities
+            for identity in made_of[0]
             for digest, scope in digests.items()
         }
+        return self._named
 
     async def _count(
         self, client: Client, reader: FleetReader, namespaces: Mapping[NamespaceId, _Named]

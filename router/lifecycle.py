@@ -41,6 +41,7 @@ class Lifecycle:
         self._app = app
         self._scopes = scopes
         self._audit: AuditLog | None = None
+        self._admin: ScopeAdmin | None = None
         self._tasks: list[asyncio.Task[None]] = []
         scopes.view = View(
             replicas=app.reader.replicas, identities=self._identities, forget=self._forget
@@ -79,8 +80,10 @@ class Lifecycle:
             for task in self._tasks:
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._admin is not None:
+            await self._admin.settled()
         if self._audit is not None:
-            self._audit.close()
+            await self._audit.aclose()
 
     def routes(self) -> dict[str, Mapping[str, Handler]]:
         """Return what the operator's listener answers besides."""
@@ -88,7 +91,8 @@ class Lifecycle:
         parts = ScopeAdminParts(
             epochs=self._scopes, fleet=app.fleet, pool=app.pool, audit=self._audit
         )
-        routes = ScopeAdmin(parts).routes()
+        self._admin = ScopeAdmin(parts)
+        routes = self._admin.routes()
         if app.billing is not None:
             routes[BILLING_PATH] = {"GET": app.billing.answer}
         return routes

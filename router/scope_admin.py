@@ -108,6 +108,7 @@ class ScopeAdmin:
 
     def __init__(self, parts: ScopeAdminParts) -> None:
         self._parts = parts
+        self._changes: set[asyncio.Task[Response]] = set()
 
     def routes(self) -> dict[str, Mapping[str, Handler]]:
         """Return the table of these paths; ``{name}`` stands for one scope."""
@@ -144,13 +145,26 @@ class ScopeAdmin:
     async def _change(
         self, request: Request, scope: str, action: str, *, is_resetting: bool
     ) -> Response:
-        epochs, actor = self._parts.epochs, request.peer or "unknown"
         if header_value(request.headers.received, b"origin") is not None:
             message = "Origin: expected none; pages of the web change nothing here"
             raise ForbiddenError(message, param="Origin")
-        if not epochs.can_renew:
+        if not self._parts.epochs.can_renew:
             message = "tenants_state_file: expected a file that keeps epochs beyond a restart"
             raise ConflictError(message, param="tenants_state_file")
+        work = self._changed(request.peer or "unknown", scope, action, is_resetting=is_resetting)
+        change = asyncio.create_task(work)
+        self._changes.add(change)
+        change.add_done_callback(self._changes.discard)
+        return await asyncio.shield(change)  # a client that leaves stops it nowhere
+
+    async def settled(self) -> None:
+        """Wait until no change is under way."""
+        await asyncio.gather(*self._changes, return_exceptions=True)
+
+    async def _changed(
+        self, actor: str, scope: str, action: str, *, is_resetting: bool
+    ) -> Response:
+        epochs = self._parts.epochs
         before = epochs.book.epoch(scope).counter
         await self._audit(actor, action, scope, before, {}, BEGUN)
         renewal = await epochs.renew(scope, keeps_previous=action == "rotate")

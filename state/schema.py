@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -48,6 +48,7 @@ MAX_VALUE_BYTES: Final = 1 << 20
 STREAM_START: Final = b"0-0"
 ENTRY_FIELD: Final = b"e"
 _NAME = re.compile(NAME_PATTERN)
+_TIERS: Final = frozenset(Tier)
 
 
 class ReplicaKeys:
@@ -79,6 +80,14 @@ class ReplicaKeys:
         return f"{self._base}copy:{suffix}"
 
 
+class SuffixParts(NamedTuple):
+    """What sets one residency key of a replica apart from its others."""
+
+    generation: Generation
+    namespace: NamespaceId
+    tier: Tier
+
+
 def residency_suffix(generation: Generation, namespace: NamespaceId, tier: Tier) -> str:
     """Return what sets one residency key of a replica apart from its others."""
     return f"{quote(generation, safe='')}:{namespace}:{tier}"
@@ -86,9 +95,18 @@ def residency_suffix(generation: Generation, namespace: NamespaceId, tier: Tier)
 
 def suffix_tier(suffix: str, generation: Generation) -> Tier | None:
     """Return the tier of a residency suffix; None when it is not one of ``generation``."""
-    parts = suffix.split(":")
-    is_ours = len(parts) == 3 and parts[0] == quote(generation, safe="")  # noqa: PLR2004
-    return Tier(parts[2]) if is_ours and parts[2] in set(Tier) else None
+    parts = suffix_parts(suffix)
+    return parts.tier if parts is not None and parts.generation == generation else None
+
+
+def suffix_parts(suffix: str) -> SuffixParts | None:
+    """Return what ``residency_suffix`` put together; None when it did not."""
+    quoted, _, rest = suffix.partition(":")
+    namespace, _, tier = rest.partition(":")
+    generation = Generation(unquote(quoted))
+    if not namespace or tier not in _TIERS or quote(generation, safe="") != quoted:
+        return None
+    return SuffixParts(generation, NamespaceId(namespace), Tier(tier))
 
 
 def is_name(text: str) -> bool:

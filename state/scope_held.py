@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from state.client import is_wrong_type
-from state.model import NamespaceId
-from state.schema import ReplicaKeys, suffix_tier
+from state.schema import ReplicaKeys, suffix_parts
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
 
     from state.client import Client
-    from state.model import Generation, ReplicaId
+    from state.model import Generation, NamespaceId, ReplicaId
 
 Name = TypeVar("Name")
 
@@ -61,10 +60,9 @@ def _asked(
     keys = ReplicaKeys(replica)
     for member in members:
         suffix = member.decode("utf-8", "replace")
-        if suffix_tier(suffix, generation) is not None:
-            namespace = NamespaceId(suffix.split(":")[1])
-            if namespace in namespaces:
-                yield _Asked(keys.residency(suffix), namespace)
+        parts = suffix_parts(suffix)
+        if parts is not None and parts.generation == generation and parts.namespace in namespaces:
+            yield _Asked(keys.residency(suffix), parts.namespace)
 
 
 def _checked(reply: Any) -> Any:

@@ -8,18 +8,17 @@ also announces that, under names that nobody can derive, until the engine evicts
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote
 
 from msgspec import Struct
 
 from state.client import run_command
-from state.model import Generation, NamespaceId, Tier
 from state.schema import (
     STREAM_CAP_ENTRIES,
     Entry,
     EntryKind,
     ReplicaKeys,
     encode_entry,
+    suffix_parts,
 )
 from state.script import Script, run_scripts
 from state.timing import StoreTiming
@@ -28,14 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from state.client import Argument, Client
-    from state.model import ReplicaId
+    from state.model import NamespaceId, ReplicaId
+    from state.schema import SuffixParts
 
 PORTION_BLOCKS: Final = 2048
 """Blocks that go at a time, in one entry of the stream: a millisecond of a mirror."""
 _STREAM_TTL_MS: Final = round(StoreTiming().residency_ttl_s * 1000)
 _EMPTY: Final = b"\xc4\x00"
 """No bytes, in msgpack: an entry ends with what was removed and what was stored."""
-_TIERS: Final = frozenset(Tier)
 
 
 class Purged(Struct, frozen=True, kw_only=True):
@@ -58,28 +57,28 @@ async def purge_namespaces(
             member.decode("utf-8", "replace")
             for member in await run_command(client, "SMEMBERS", names.sets)
         ]
-        doomed = [suffix for suffix in listed if _namespace(suffix) in namespaces]
-        for suffix in doomed:
-            blocks += await _purge_set(client, script, names, suffix)
+        found = {suffix: suffix_parts(suffix) for suffix in listed}
+        doomed = {
+            suffix: parts
+            for suffix, parts in found.items()
+            if parts is not None and parts.namespace in namespaces
+        }
+        for suffix, parts in doomed.items():
+            blocks += await _purge_set(client, script, names, suffix, parts)
         keys += len(doomed)
         touched += bool(doomed)
     return Purged(keys=keys, blocks=blocks, replicas=touched)
 
 
-def _namespace(suffix: str) -> NamespaceId | None:
-    """Return the namespace of a residency suffix; None when it is not one."""
-    parts = suffix.split(":")
-    return NamespaceId(parts[1]) if len(parts) == 3 and parts[2] in _TIERS else None  # noqa: PLR2004 - generation, namespace, tier
-
-
-async def _purge_set(client: Client, script: Script, names: ReplicaKeys, suffix: str) -> int:
+async def _purge_set(
+    client: Client, script: Script, names: ReplicaKeys, suffix: str, parts: SuffixParts
+) -> int:
     """Empty one residency set and return how many blocks it had."""
-    generation, namespace, tier = suffix.split(":")
     told = Entry(
         kind=EntryKind.PURGED,
-        generation=Generation(unquote(generation)),
-        namespace=NamespaceId(namespace),
-        tier=Tier(tier),
+        generation=parts.generation,
+        namespace=parts.namespace,
+        tier=parts.tier,
     )
     head = encode_entry(told).removesuffix(_EMPTY + _EMPTY)
     keys = [names.residency(suffix), names.sets, names.changes]

@@ -101,7 +101,7 @@ def merged(reports: Sequence[BillingReport]) -> BillingReport:
         known = tenants.setdefault(use.tenant, TenantUse(tenant=use.tenant, scope=use.scope))
         for field in ("requests", "hits", "unreported", "prompt_tokens", "saved_tokens"):
             setattr(known, field, getattr(known, field) + getattr(use, field))
-    oldest = min(reports, key=lambda report: report.since_unix_s)
+    oldest = min(reports, key=lambda one: (one.held_age_s is None, one.since_unix_s))
     return msgspec.structs.replace(oldest, tenants=list(tenants.values()))
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SECRET = b"a deployment key of thirty-two bytes and more"
 SCOPE = "tenant:a"
+HEADERS: Any = SimpleNamespace(received=())
 IDENTITY = ModelIdentity(model="m")
 
 
@@ -151,14 +152,14 @@ async def test_nothing_is_done_that_cannot_be_written_down(stand: Stand, tmp_pat
     """S-12: no epoch begins without a record; one that began is answered as such."""
     log = AuditLog(tmp_path / "audit.jsonl", "r", time.time)
     request: Any = SimpleNamespace(
-        path="/admin/scopes/tenant:a", target="/admin/scopes/tenant:a", peer="::1"
+        path="/admin/scopes/tenant:a", target="/admin/scopes/tenant:a", peer="::1", headers=HEADERS
     )
     parts: Any = {"epochs": stand.epochs, "fleet": None, "pool": None}
     admin = ScopeAdmin(ScopeAdminParts(**parts, audit=log))
     answer = await admin.delete(request)
     assert answer.status == 200
     before = stand.epochs.book.epoch(SCOPE)
-    log.close()
+    await log.aclose()
     with pytest.raises(AuditFailedError, match="nothing was done"):
         await admin.delete(request)
     assert stand.epochs.book.epoch(SCOPE) == before
@@ -176,7 +177,7 @@ async def test_without_a_file_a_scope_has_the_nameless_epoch_and_learns_of_other
     lone = Stand(redis_backend, valkey.url, None)
     assert lone.epochs.of("tenant:new") == ""
     request: Any = SimpleNamespace(
-        path="/admin/scopes/tenant:a", target="/admin/scopes/tenant:a", peer="::1"
+        path="/admin/scopes/tenant:a", target="/admin/scopes/tenant:a", peer="::1", headers=HEADERS
     )
     parts: Any = {"epochs": lone.epochs, "fleet": None, "pool": None}
     with pytest.raises(ConflictError, match="tenants_state_file"):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +26,7 @@ async def written(path: Path, *scopes: str) -> str:
             "scope.delete", "done", actor="10.0.0.9", scope=scope, epoch=epoch, counts={"keys": 2}
         )
     head = log.head
-    log.close()
+    await log.aclose()
     return head
 
 
@@ -132,7 +135,7 @@ async def test_a_second_writer_and_a_file_of_another_kind_are_refused(tmp_path: 
     log = AuditLog(path, "router-1", float)
     with pytest.raises(AuditError, match="no other process writes"):
         AuditLog(path, "router-2", float)
-    log.close()
+    await log.aclose()
     other = tmp_path / "other.txt"
     for content in ("hello\n", "hello\nworld\n", "hello"):
         other.write_text(content)
@@ -160,7 +163,7 @@ async def test_a_record_that_nobody_would_find_is_refused(tmp_path: Path) -> Non
     assert log.head == head
     kept.rename(path)
     await log.write("scope.delete", "done", actor="me")
-    log.close()
+    await log.aclose()
     assert verify(path, log.head).records == 2
     assert verify(path, log.head).faults == ()
 
@@ -190,7 +193,7 @@ async def test_a_disk_that_is_full_raises_and_leaves_the_chain_whole(
         monkeypatch.setattr(os, "ftruncate", real_cut)
         await log.write("scope.rotate", "done", actor="me")
         assert verify(path, log.head).faults == ()
-    log.close()
+    await log.aclose()
     assert len(path.read_bytes().splitlines()) == 5
 
 
@@ -208,3 +211,28 @@ async def test_the_command_says_what_it_found(
     assert main(["tenants", "verify", str(tmp_path / "none")]) == 2
     assert main(["tenants", "verify", str(path), "--head", "abc"]) == 2
     assert "--head: expected 64" in capsys.readouterr().err
+
+
+async def test_who_leaves_while_a_record_is_written_breaks_no_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-12: the thread goes on writing, and the next record waits for it."""
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path, "router-1", float)
+    is_slow = threading.Event()
+    fsync = os.fsync
+
+    def slow_fsync(fd: int) -> None:
+        is_slow.set()
+        time.sleep(0.2)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", slow_fsync)
+    left = asyncio.create_task(log.write("scope.delete", "begun", actor="a"))
+    await asyncio.to_thread(is_slow.wait, 10)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    await log.write("scope.delete", "done", actor="b")
+    await log.aclose()
+    assert verify(path, log.head).faults == ()
+    assert [json.loads(line)["number"] for line in path.read_text().splitlines()] == [1, 2]
