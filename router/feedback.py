@@ -135,6 +135,8 @@ class Feedback:
     def _learn(self, choice: Choice, seen: Observation, forecast: Forecast, branch: Branch) -> None:
         """Take what a report proves, or disproves, of blocks that no event told of."""
         learned, replica = self.know.learned, choice.member.replica
+        if self.know.reader.gpu_blocks(replica) is None:
+            return  # without an index nobody knows what events told meanwhile
         block_tokens = branch.identity.block_tokens
         reported = seen.reported_tokens or 0
         proved = reported // block_tokens

@@ -140,7 +140,8 @@ class FleetTable:
 
     def learn_capacity(self, replica: ReplicaId, tokens: int) -> None:
         """Take an engine's word for the size of a configured replica's cache, if none was given."""
-        if replica in self._assumed:
+        known = {member.replica: member.capacity_tokens for member in self._configured}
+        if replica in self._assumed and known.get(replica) != tokens:
             self._configured = tuple(
                 structs.replace(member, capacity_tokens=tokens)
                 if member.replica == replica

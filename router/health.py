@@ -125,13 +125,14 @@ class Health:
             known = self._checks.get(replica)
             if known is not None:
                 if known.member.endpoint == member.endpoint:
+                    known.member = member  # a sidecar may have come or gone
                     continue
                 self._drop(replica)
             self._checks[replica] = self._shared(member) or self._begun(member)
 
     def _begun(self, member: Member) -> _Check:
         fresh = _Check(is_up=member.is_registered, member=member)
-        watch = self._watch(member, fresh)
+        watch = self._watch(fresh)
         fresh.task = asyncio.create_task(watch, name=f"health {member.replica}")
         return fresh
 
@@ -147,9 +148,10 @@ class Health:
         if all(check is not other for other in self._checks.values()):
             check.stop()
 
-    async def _watch(self, member: Member, check: _Check) -> None:
+    async def _watch(self, check: _Check) -> None:
         while True:
-            self._note(member, check, is_good=await self._probe(member, check))
+            is_good = await self._probe(check.member, check)
+            self._note(check.member, check, is_good=is_good)
             pause_s = self._settings.interval_s * self._rng.uniform(0.8, 1.2)
             if not check.is_up:
                 pause_s = min(pause_s, 0.5)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, structs
 
+from prompt.model import Unroutable
 from router.trust import TrustRow
 from state.client import redact
 from state.facts import facts_of, key_check
@@ -81,8 +82,9 @@ class RequestCounts(Struct, frozen=True, kw_only=True):
 
     ``unroutable`` counts, by reason, those whose prefix could not be computed; ``inexact`` those of
     ``LONG_TOKENS`` and more that are known by their bytes only; ``short`` those with fewer tokens
-    than a block. ``answered`` counts, by replica, those that ended well, ``salted`` those of them
-    with a cache salt, ``unreported`` those whose engine did not tell what it found in its cache.
+    than a block. ``answered`` counts, by replica, those with a prefix that ended well and told
+    usage; ``salted`` those of them with a cache salt, ``unreported`` those whose engine did not say
+    what it found in its cache. What was refused before anything was chosen is not counted.
     """
 
     requests: int = 0
@@ -208,7 +210,7 @@ class FleetView:
             default_tokens=config.tokens.source,
             has_tenants=bool(config.tenants),
             listen=self.listen,
-            recent=self._recent(),
+            recent=self.recent(),
         )
 
     def _models(self) -> list[ModelView]:
@@ -228,7 +230,8 @@ class FleetView:
             )
         return shown
 
-    def _recent(self) -> RequestCounts:
+    def recent(self) -> RequestCounts:
+        """Return the last requests by what was known of them."""
         unroutable: Counter[str] = Counter()
         answered: Counter[str] = Counter()
         unreported: Counter[str] = Counter()
@@ -238,8 +241,12 @@ class FleetView:
         blocks = [m.identity.block_tokens for m in members if m.identity is not None]
         least_block = min(blocks, default=0)
         for record in self._parts.trace.latest(RECENT_DECISIONS):
+            if not record.attempts:  # refused before anything was chosen
+                continue
             requests += 1
-            if record.attempts and record.status == HTTPStatus.OK:
+            has_prefix = record.unroutable is not Unroutable.LOAD_ONLY
+            has_usage = record.reported_prompt_tokens is not None
+            if has_prefix and has_usage and record.status == HTTPStatus.OK:
                 replica = record.attempts[-1].decision.replica
                 answered[replica] += 1
                 salted[replica] += record.is_salted

@@ -323,8 +323,10 @@ class SidecarAgent:
 
     async def _change_weights(self) -> None:
         """Begin again with nothing: what is replayed was computed with other weights."""
-        with suppress(EngineError):
+        try:
             self._profile = await discover(self._settings, self._client)
+        except EngineError:
+            self._must_discover = True  # what the weights are called is not known yet
         self.renew(RenewalReason.WEIGHTS)
 
     def renew(self, reason: RenewalReason, weights_revision: str | None = None) -> None:
@@ -361,8 +363,8 @@ class SidecarAgent:
     def _fail_check(self) -> None:
         self._announcer.report(None)
         self._failed_checks += 1
-        if self._failed_checks == self._settings.failed_checks:
-            self.metrics.is_engine_up = False
+        if self._is_down() and self.metrics.is_engine_up:
+            self.metrics.is_engine_up = self.metrics.is_engine_asleep = False
             _LOG.warning("engine is down, deregistering: replica=%s", self._replica)
             self._announcer.withdraw()
 

@@ -115,7 +115,11 @@ class Peers:
             ):
                 if answer.status != 200:  # noqa: PLR2004 - the status that means yes
                     return None
-                body = await answer.content.read(_MOST_ANSWER_BYTES)
+                body = bytearray()
+                async for chunk in answer.content.iter_chunked(_MOST_ANSWER_BYTES):
+                    body += chunk
+                    if len(body) > _MOST_ANSWER_BYTES:
+                        return None
                 told = msgspec.json.decode(body, type=TransferAddress)
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, OSError):
             return None

@@ -24,7 +24,7 @@ from sidecar.deed import (
     Deeds,
     deeds_of,
 )
-from sidecar.sglang import INFO_PATHS, LOAD_PATHS, SglangInfo, parse_info, parse_loads
+from sidecar.sglang import INFO_PATHS, LOAD_PATHS, MAX_PORT, SglangInfo, parse_info, parse_loads
 from sidecar.subscriber import EventSource
 from state.model import ReplicaLoad
 
@@ -161,7 +161,8 @@ def reachable_endpoint(endpoint: str, engine_host: str) -> str | None:
         return endpoint
     scheme, _, address = endpoint.partition("://")
     host, _, port = address.rpartition(":")
-    if scheme != "tcp" or not port.isdigit() or not host:
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT
+    if scheme != "tcp" or not is_port or not host:
         return None
     if host in _ANY_HOSTS:
         host = f"[{engine_host}]" if ":" in engine_host else engine_host
@@ -294,10 +295,17 @@ class EngineClient:
         return sources
 
     async def weight_version(self) -> str:
-        """Return what vLLM calls its weights since they were changed in place; empty if nothing."""
+        """Return what vLLM calls its weights since they were changed in place; empty if nothing.
+
+        Raises EngineError where it does not answer.
+        """
         try:
             told = msgspec.json.decode(await self._get("/weight_info"), type=_WeightInfo)
-        except (EngineError, msgspec.DecodeError):
+        except msgspec.DecodeError:
+            return ""
+        except EngineError as error:
+            if error.status is None:  # no answer: not to be taken for the first weights
+                raise
             return ""
         return "" if told.weight_version == _FIRST_WEIGHTS else told.weight_version
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from sidecar.subscriber import EventSource
-from state.model import ReplicaLoad
+from state.model import MAX_RANKS, ReplicaLoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 INFO_PATHS: Final = ("/server_info", "/get_server_info")
 """The newer name first."""
 LOAD_PATHS: Final = ("/v1/loads?include=core", "/get_load")
-MAX_RANKS: Final = 1024
 MAX_PORT: Final = 65_535
 _MARKS: Final = ("internal_states", "scheduler_info", "kv_events", "max_total_num_tokens")
 """At least one of them is in the descriptor of every version, and in no other engine's."""

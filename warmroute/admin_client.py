@@ -124,7 +124,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientResponseError):
         return "what answers does not speak HTTP"
     number = getattr(error, "errno", None)
-    return os.strerror(number) if number else type(error).__name__
+    return os.strerror(number) if number else str(error) or type(error).__name__
 
 
 async def read_bounded(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:

@@ -31,6 +31,7 @@ from warmroute.doctor_probe import (
 from warmroute.doctor_state import StateReport, StateUnreachableError, examine_state
 from warmroute.doctor_text import found
 from warmroute.doctor_tokens import CannotCompareError, check_tokens
+from warmroute.engine_look import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -180,8 +181,11 @@ def _replicas(settings: DoctorSettings, known: _Known) -> list[ReplicaCase]:
         case = cases.get(name) or ReplicaCase(name=name, url=record.endpoint)
         facts = case.facts or (facts_of(record, state.facts) if state is not None else None)
         cases[name] = structs.replace(case, record=record, facts=facts)
-    _join_views(cases)
+    join_views(cases)
     if not settings.replicas:
+        more = len(cases) - MOST_REPLICAS
+        if more > 0:
+            known.skip(f"{more} more replicas", "name them with --replica URL")
         return list(cases.values())[:MOST_REPLICAS]
     chosen = []
     for url in settings.replicas:
@@ -190,20 +194,17 @@ def _replicas(settings: DoctorSettings, known: _Known) -> list[ReplicaCase]:
     return chosen
 
 
-def _join_views(cases: dict[str, ReplicaCase]) -> None:
+def join_views(cases: dict[str, ReplicaCase]) -> None:
     """Let a replica that the router was configured with, and its record elsewhere, be one."""
-    unseen = [case for case in cases.values() if case.view is None]
-    for case in unseen:
-        twin = next(
-            (
-                other
-                for other in cases.values()
-                if other.url == case.url and other.view is not None and not other.view.registered
-            ),
-            None,
-        )
-        if twin is not None:
-            del cases[twin.name]
+    twins = {
+        case.url: case
+        for case in cases.values()
+        if case.view is not None and not case.view.registered
+    }
+    for case in [case for case in cases.values() if case.view is None]:
+        twin = twins.get(case.url)
+        if twin is not None:  # ranks of one engine have one
+            cases.pop(twin.name, None)
             cases[case.name] = structs.replace(case, view=twin.view)
 
 
@@ -290,11 +291,15 @@ async def _probe(
         if router is None or client_url is None or case.view is None:
             return result
         await has_been_told(admin, case.name, case.view.resident_blocks)
-        predicted = await predicted_tokens(clients, client_url, admin, body, case.name)
-        return structs.replace(result, predicted_tokens=predicted)
     except ProbeFailedError as error:
         known.skip(f"a probe of {case.name}", str(error))
         return None
+    try:
+        predicted = await predicted_tokens(clients, client_url, admin, body, case.name)
+    except ProbeFailedError as error:
+        known.skip(f"what the router expected of {case.name}", str(error))
+        return result
+    return structs.replace(result, predicted_tokens=predicted)
 
 
 async def _probe_tenant(
@@ -316,8 +321,10 @@ async def _probe_tenant(
 
 
 def _client_url(router: RouterView, admin: str) -> str | None:
-    """Return where clients reach the router, seen from here."""
+    """Return where clients reach the router, seen from here; None where that cannot be done."""
     url = router.listen
+    if url is not None and is_loopback(url) and not is_loopback(admin):
+        return None  # of its own host
     for host in _ANY_HOSTS if url is not None else ():
         if url is not None and f"//{host}:" in url:
             own = admin.partition("//")[2].rpartition(":")[0]

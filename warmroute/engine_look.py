@@ -99,7 +99,7 @@ async def look_at(client: EngineClient) -> EngineLook:
         ranks=max(1, len(sources), info.ranks if info is not None else 1),
         page_tokens=page_tokens,
         capacity_tokens=_capacity_of(metrics, info),
-        root=_root_of(cards, client),
+        root=root_of(cards, client),
         does_report_hits=info.does_report_hits if info is not None else None,
         does_cache=info is None or info.does_cache,
     )
@@ -150,12 +150,13 @@ async def _can_connect(endpoint: str) -> bool:
     return True
 
 
-def _root_of(cards: list[ModelCard], client: EngineClient) -> Path | None:
+def root_of(cards: list[ModelCard], client: EngineClient) -> Path | None:
     """Return the directory of the served model, where the engine runs on this host and tells it."""
     if not is_loopback(client.endpoint):
         return None
     for card in cards:
         path = Path(card.root) if card.root else None
-        if path is not None and path.is_absolute() and (path / TOKENIZER_FILE).is_file():
-            return path
+        with contextlib.suppress(OSError, ValueError):  # what another user may not see, or no path
+            if path is not None and path.is_absolute() and (path / TOKENIZER_FILE).is_file():
+                return path
     return None

@@ -18,6 +18,7 @@ import msgspec
 from prompt.codec import load_codec
 from prompt.model import CodecLoadError, UnroutablePromptError
 from prompt.question import TOKENIZE_PATH, WrongAnswerError, tokenized
+from warmroute.admin_client import read_bounded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,13 +65,19 @@ class LocalTokenizers:
         Returns whether the engine told all that was asked of it.
         """
         is_told = True
+        for model, verdicts in self._verdicts.items():
+            if model not in look.base_models:
+                verdicts.pop(replica, None)  # it serves another one now
         for model in look.base_models if self._is_wanted else ():
             if model in self._given:
                 continue
-            if model not in self._known and look.root is not None:
+            known = self._known.get(model)
+            is_new = known is None or (model not in self._used and known[0] != look.root)
+            if is_new and look.root is not None:
                 codec = await self._load(look.root)
                 if codec is not None:
                     self._known[model] = (look.root, codec)
+                    self._verdicts.pop(model, None)
             if model in self._known:
                 verdict = await _gives_same(self._known[model][1], model, endpoint, api_key)
                 self._judge(model, replica, verdict=verdict)
@@ -135,6 +142,6 @@ async def _engine_tokens(model: str, endpoint: str, api_key: str | None) -> byte
         ):
             if answer.status != HTTPStatus.OK:
                 return None
-            return tokenized(await answer.content.read(MAX_ANSWER_BYTES))
+            return tokenized(await read_bounded(answer, MAX_ANSWER_BYTES))
     except (aiohttp.ClientError, TimeoutError, OSError, WrongAnswerError):
         return None

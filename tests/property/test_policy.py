@@ -150,7 +150,7 @@ def test_the_reason_follows_from_who_holds_most(
         for view in fleet
     }
     most = max(held.values())
-    if most == 0:
+    if min(held.values()) == most:
         assert decision.reason is Reason.LOAD
     elif held[decision.replica] == most:
         assert decision.reason is Reason.PREFIX

@@ -34,6 +34,7 @@ from warmroute.doctor_case import (
     Unchecked,
 )
 from warmroute.doctor_fleet import judge
+from warmroute.doctor_gather import join_views
 from warmroute.doctor_text import found
 
 EVENTS = "tcp://10.0.0.7:5557"
@@ -344,3 +345,19 @@ def test_a_report_fits_its_terminal_and_counts_what_it_found() -> None:
     assert lines[-1] == "2 replicas examined: 2 findings"
     empty = Report(replicas=(), findings=(), unchecked=())
     assert report_lines(empty, 60) == ["0 replicas examined: nothing wrong was found"]
+
+
+def test_ranks_and_the_engine_that_a_router_was_configured_with_are_all_kept() -> None:
+    """Each rank of one engine is a record elsewhere; all have the one view of it."""
+    url = "http://10.0.0.7:8000"
+    configured = replace(VIEW, replica="h:8000", registered=False)
+    cases = {
+        "h:8000": ReplicaCase(name="h:8000", url=url, view=configured),
+        "e@dp0": ReplicaCase(name="e@dp0", url=url),
+        "e@dp1": ReplicaCase(name="e@dp1", url=url),
+    }
+    join_views(cases)
+    assert {name: case.view for name, case in cases.items()} == {
+        "e@dp0": configured,
+        "e@dp1": configured,
+    }

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from sidecar.scrape import EngineClient, ModelCard
 from sidecar.subscriber import EventSource
 from state.model import EngineKind
 from warmroute.attend import advice
-from warmroute.engine_look import EngineLook, shown
+from warmroute.engine_look import EngineLook, root_of, shown
 
 WHOLE = {0: EventSource(events="tcp://h:1", replay="tcp://h:2")}
 ONE_WAY = {0: EventSource(events="tcp://h:1")}
@@ -56,6 +57,13 @@ def test_events_count_only_where_all_of_them_can_be_had() -> None:
     assert look_of(EngineKind.VLLM, WHOLE).can_follow
     assert not look_of(EngineKind.VLLM, NONE).can_follow
     assert not look_of(EngineKind.VLLM, WHOLE, unreachable=("tcp://h:1",)).can_follow
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("root", ["/" + "x" * 5_000, "/nul\0", "relative", ""])
+async def test_a_root_that_is_no_directory_here_names_none(root: str) -> None:
+    async with EngineClient("http://127.0.0.1:1") as client:
+        assert root_of([ModelCard(id="m", root=root)], client) is None
 
 
 def test_names_are_short_and_printable_in_a_log() -> None:

@@ -68,6 +68,9 @@ def test_sizes_that_make_no_sense_are_unknown() -> None:
         ("tcp://gpu-7", "gpu-7", None),
         ("tcp://:5601", "gpu-7", None),
         ("http://gpu-7:5601", "gpu-7", None),
+        ("tcp://gpu-7:0", "gpu-7", None),
+        ("tcp://gpu-7:65536", "gpu-7", None),
+        ("tcp://gpu-7:²", "gpu-7", None),
         ("", "gpu-7", None),
     ],
 )
