@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from router.app import serve
+from router.process import serve
 from warmroute.process import run_loop, set_up_logging
 from warmroute.serve import add_flags, announce, merge
 

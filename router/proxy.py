@@ -1,7 +1,6 @@
 """One inference request from its first byte to its record: read, choose, relay, retry, account.
 
-The lease that a choice takes is given back in the same block, however the stream ends. Only what
-happened before a byte of an answer reached the client may be tried on another replica.
+Only what happened before a byte of an answer reached the client may be tried on another replica.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from msgspec import Struct
 from prompt.body import MAX_MODEL_CHARS, decoded
 from prompt.model import BadPromptError, ReadPrompt, Unroutable
 from router.account import Call, record_of
+from router.attempt import Attempts
 from router.body import read_body
 from router.error import (
     ClientError,
@@ -26,14 +26,10 @@ from router.error import (
     ReplicaUnreachableError,
     RouterError,
 )
-from router.forecast import credits_of, promised_tokens
 from router.hit_report import HitReports
 from router.rank import UNPINNED_PATHS, mates
-from router.relay import LeftAfterEndError, RelayRequest, relay
 from router.reply import error_response
-from router.server import DONE_PATHS, PREFIX_PATHS
-from router.trace import Attempt
-from state.lease import Outcome
+from router.server import PREFIX_PATHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,11 +57,6 @@ if TYPE_CHECKING:
     from state.store import FleetReader, Lookup
 
 MAX_ATTEMPTS = 3
-BUSY_STATUSES = frozenset({429, 503})
-NO_STATUSES: frozenset[int] = frozenset()
-DONE_MARKER = b"[DONE]"
-"""Ends the streams of chat and text completions; other APIs have marks of their own."""
-RECEIPT_PREFIX = "x-warmroute-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +119,7 @@ class Proxy:
 
     def __init__(self, parts: ProxyParts) -> None:
         self._parts = parts
+        self._attempts = Attempts(parts)
         self._hits = HitReports()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -187,7 +179,7 @@ class Proxy:
             if call.slot is not None:
                 call.slot.charge(call.routed, choice.decision, len(body))
             try:
-                return await self._attempt(request, body, call, choice)
+                return await self._attempts.run(request, body, call, choice)
             except ReplicaError as error:
                 replica = choice.member.replica
                 tried.add(replica)
@@ -270,108 +262,6 @@ class Proxy:
             call.held_s = parts.clock() - started_s
             raise
         return choice
-
-    async def _attempt(
-        self, request: Request, body: bytes, call: Call, choice: Choice
-    ) -> ClientStream:
-        """Relay to the chosen replica; give back what the choice took, whatever happens."""
-        outcome = Outcome.CANCELLED
-        reason: str | None = "client left"
-        ttft_s: float | None = None
-
-        def on_first_byte() -> None:
-            nonlocal ttft_s
-            now_s = self._parts.clock()
-            choice.first_byte(now_s)
-            ttft_s = now_s - call.started_s
-            if self._parts.hold is not None:
-                self._parts.hold.wake()
-
-        try:
-            relayed = await relay(
-                request,
-                self._outbound(request, body, call, choice),
-                choice.member.endpoint,
-                self._parts.pool,
-                self._receipts(choice, call),
-                on_first_byte,
-            )
-        except ReplicaError as error:
-            outcome, reason = Outcome.FAILED, error.code
-            raise
-        except LeftAfterEndError as left:
-            outcome, reason = Outcome.DONE, None
-            call.relayed, call.status, call.outcome = left.relayed, left.relayed.status, "done"
-            raise
-        else:
-            outcome, reason = Outcome(relayed.outcome), relayed.reason or None
-            call.relayed, call.status, call.outcome = relayed, relayed.status, outcome.value
-            return relayed.response
-        finally:
-            usage = call.relayed.usage if call.relayed is not None else None
-            output_tokens = usage.completion_tokens if usage is not None else None
-            choice.finish(
-                outcome,
-                had_first_byte=ttft_s is not None,
-                output_tokens=output_tokens,
-                now_s=self._parts.clock(),
-            )
-            if self._parts.hold is not None:
-                self._parts.hold.wake()
-            call.ttft_s = ttft_s
-            call.choices.append(choice)
-            call.attempts.append(
-                Attempt(
-                    decision=choice.decision,
-                    outcome=outcome.value,
-                    error=reason,
-                    kv_source=choice.kv_source.replica if choice.kv_source is not None else None,
-                    credits=credits_of(call.routed),
-                    promised_tokens=promised_tokens(call.routed, choice.member.replica),
-                )
-            )
-
-    def _outbound(self, request: Request, body: bytes, call: Call, choice: Choice) -> RelayRequest:
-        """Return what goes to the replica; a busy one is passed over once, if there are others.
-
-        A tenant's own key, and whatever else names it, ends here.
-        """
-        lines = request.headers.nameless_lines + self._parts.pool.key_line
-        has_others = not call.attempts and len(choice.decision.candidates) > 1
-        return RelayRequest(
-            method=request.method,
-            target=request.target,
-            headers=request.headers,
-            body=body,
-            request_id=call.client_request_id or call.request_id,
-            done_marker=DONE_MARKER if call.path in DONE_PATHS else None,
-            raised_statuses=BUSY_STATUSES if has_others else NO_STATUSES,
-            kv_source=choice.kv_source.endpoint if choice.kv_source is not None else None,
-            rank=choice.member.rank,
-            lines=lines if call.tenant is not None else None,
-        )
-
-    def _receipts(self, choice: Choice, call: Call) -> tuple[tuple[str, str], ...]:
-        """Return the opt-in headers that tell a client where its request went, and why."""
-        is_shown = self._parts.config.receipts if call.tenant is None else call.tenant.receipts
-        if not is_shown:
-            return ()
-        decision = choice.decision
-        held: tuple[tuple[str, str], ...] = ()
-        if self._parts.hold is not None:
-            held = ((f"{RECEIPT_PREFIX}held-ms", str(round(call.held_s * 1000.0))),)
-        return (
-            (f"{RECEIPT_PREFIX}request-id", call.request_id),
-            (f"{RECEIPT_PREFIX}replica", decision.replica),
-            (f"{RECEIPT_PREFIX}reason", decision.reason.value),
-            (f"{RECEIPT_PREFIX}predicted-cached-tokens", str(decision.predicted_cached_tokens)),
-            (
-                f"{RECEIPT_PREFIX}predicted-lower-tier-tokens",
-                str(decision.predicted_lower_tier_tokens),
-            ),
-            (f"{RECEIPT_PREFIX}rung", self._parts.reader.freshness()[0].value),
-            *held,
-        )
 
     def _account(self, call: Call) -> None:
         """Record how the request ended: trace, metrics."""

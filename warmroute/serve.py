@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from policies.union import KINDS
-from router.app import Served, serve
 from router.config import (
     DEFAULT_ADMIN,
     DEFAULT_LISTEN,
@@ -21,6 +20,7 @@ from router.config import (
     decode_config,
     load_config,
 )
+from router.process import Served, serve
 from warmroute.attend import Attendant
 from warmroute.cli import UsageError
 from warmroute.environment import ENGINE_KEY_VARIABLE, REDIS_VARIABLE

@@ -9,12 +9,12 @@ import pytest
 
 from policies.model import Decision, Reason
 from router.account import Call
+from router.attempt import Attempts
 from router.chooser import Choice
 from router.config import Config
 from router.error import ReplicaClosedError
 from router.fleet import Member
 from router.footprint import Footprints
-from router.proxy import Proxy
 from router.request import read_headers
 from router.upstream import Endpoint
 from state.lease import LeaseBook
@@ -41,7 +41,7 @@ async def test_a_connection_that_fails_to_close_leaves_no_lease(
     async def failing(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("router.proxy.relay", failing)
+    monkeypatch.setattr("router.attempt.relay", failing)
     leases, placements, footprints = LeaseBook(), Placements(), Footprints()
     choice = Choice(
         member=Member(replica=A, endpoint=Endpoint("127.0.0.1", 9)),
@@ -60,7 +60,7 @@ async def test_a_connection_that_fails_to_close_leaves_no_lease(
     )
     made = call()
     with pytest.raises(type(error)):
-        await Proxy(cast("Any", parts))._attempt(request, b"{}", made, choice)
+        await Attempts(cast("Any", parts)).run(request, b"{}", made, choice)
     assert (leases.open_count, leases.inflight(A)) == (0, 0)
     assert placements.overlap(blocks(0, 1), 0.0) == {}
     assert footprints.room_tokens(A, 64, (blocks(0),), 64, 128) is None
