@@ -10,6 +10,8 @@ are used all the time and must go last.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -35,6 +37,8 @@ _WATCH_S: Final = 0.5
 """How often a look is taken whether the server still runs."""
 _LONGEST_PAUSE_S: Final = 30.0
 """Between two starts of a server that ends each time; the pause doubles up to this."""
+_PREFIX: Final = "wr-"
+_CLAIM: Final = "claim"
 _log = logging.getLogger(__name__)
 _LAUNCH_ON_LINUX: Final = """
 import ctypes, os, signal, sys
@@ -55,9 +59,12 @@ class EmbeddedValkey:
         self._process: subprocess.Popen[bytes] | None = None
         self._directory: Path | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._claim: int | None = None
 
     async def __aenter__(self) -> Self:
         self._directory = _private_directory()
+        self._claim = _claimed(self._directory / _CLAIM)
+        _sweep(self._directory.parent)
         try:
             self._process = self._launch(self._directory)
             await self._wait_until_ready()
@@ -171,15 +178,44 @@ class EmbeddedValkey:
             self._process.wait()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
 
 
 def _private_directory() -> Path:
     """Return a new directory of mode 0700 whose path leaves room for a socket's name."""
-    directory = tempfile.mkdtemp(prefix="wr-")
+    directory = tempfile.mkdtemp(prefix=_PREFIX)
     if len(directory.encode()) < _MAX_SOCKET_PATH_BYTES - 2:
         return Path(directory)
     Path(directory).rmdir()
-    return Path(tempfile.mkdtemp(prefix="wr-", dir="/tmp"))
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
+
+
+def _claimed(path: Path) -> int | None:
+    """Return a descriptor of the file at ``path``, locked for as long as this process lives.
+
+    None where another process has the lock.
+    """
+    claim = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(claim)
+        return None
+    return claim
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes of this user left behind that were killed: their claims are free."""
+    for left in parent.glob(f"{_PREFIX}*/{_CLAIM}"):
+        with contextlib.suppress(OSError):  # another's, or somebody else sweeps it
+            if left.parent.stat().st_uid != os.getuid():
+                continue
+            claim = _claimed(left)
+            if claim is not None:
+                shutil.rmtree(left.parent, ignore_errors=True)
+                os.close(claim)
 
 
 def bound_to_this_process(command: list[str]) -> list[str]:

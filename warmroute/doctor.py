@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 LEAST_WIDTH = 40
 MOST_WIDTH = 100
+TOKENIZER_FILE = "tokenizer.json"
 EXAMPLES = f"""\
 examples:
   warmroute doctor                                    # the router on this host, and its replicas
@@ -77,6 +79,9 @@ def settings_of(options: argparse.Namespace) -> DoctorSettings:
         name, equals, directory = pair.partition("=")
         if not (name and equals and directory):
             message = f"--model: expected NAME=DIR, got {pair!r}"
+            raise UsageError(message)
+        if not (Path(directory) / TOKENIZER_FILE).is_file():
+            message = f"--model: expected a directory with {TOKENIZER_FILE}, got {directory!r}"
             raise UsageError(message)
         models[name] = directory
     return DoctorSettings(

@@ -84,7 +84,7 @@ from state.embedded import EmbeddedValkey
 
 async def main():
     async with EmbeddedValkey() as server:
-        print(server.pid, flush=True)
+        print(server.pid, server.url, flush=True)
         await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -98,10 +98,18 @@ async def test_the_server_dies_with_an_owner_that_is_killed() -> None:
     )
     try:
         assert owner.stdout is not None
-        pid = int(await asyncio.to_thread(owner.stdout.readline))
+        line = (await asyncio.to_thread(owner.stdout.readline)).decode()
+        pid, left = int(line.split()[0]), Path(urlsplit(line.split()[1]).path).parent
         assert _is_running(pid)
         owner.kill()
         await eventually(lambda: not _is_running(pid))
+        owner.wait()
+        assert left.exists()
     finally:
         owner.kill()
         owner.communicate()
+    async with EmbeddedValkey() as neighbour:
+        assert not left.exists(), "the next one to start removes what a killed owner left"
+        async with EmbeddedValkey() as server:
+            for each in (neighbour, server):
+                assert _listens(urlsplit(each.url).path), "and nothing that is still in use"

@@ -354,6 +354,7 @@ async def test_the_command_says_it_in_words_in_json_and_by_its_exit_code(
         (("--admin", "ftp://x"), "--admin"),
         (("--replica", "http://x/path"), "--replica"),
         (("--model", "x"), "--model"),
+        (("--model", "x=/nowhere"), "tokenizer.json"),
         (("--redis", "http://x", "--replica", ward.engine), "--redis"),
     ):
         code, _, err = await said(capsys, "doctor", *words)
