@@ -41,7 +41,11 @@ CONNECT_S = 10.0
 def bare_relay(port: int) -> Server:
     """Return a server that relays with the router's relay."""
     pool = UpstreamPool(UpstreamSettings(connect_timeout_s=CONNECT_S))
-    endpoint = Endpoint("127.0.0.1", port)
+    return relay_server(Endpoint("127.0.0.1", port), pool)
+
+
+def relay_server(endpoint: Endpoint, pool: UpstreamPool) -> Server:
+    """Return the same, with a pool of its own."""
     limits = LimitSettings()
 
     async def handle(request: Request) -> Answer:

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from policies.model import Heat, ReplicaView, RoutingRequest
     from state.model import ReplicaId
 
+PREFIX: Final = Reason.PREFIX
+SPILL: Final = Reason.SPILL
+LOAD: Final = Reason.LOAD
+"""By names of their own: an enumeration's members are slow to reach."""
 LONG_MS: Final = 1e3
 """A prefix that is computed in less is copied more freely."""
 COMMON: Final = 2.0
@@ -92,45 +96,64 @@ class ExpectedTtft(
         if not fleet:
             return None
         most_tokens = max([view.cached_tokens for view in fleet])
+        source = _source(fleet) if self.pull_token_ms is not None else None
+        candidates = self._candidates(request, fleet, most_tokens, source)
+        return self._decided(request, fleet, candidates, most_tokens, source)
+
+    def _candidates(
+        self,
+        request: RoutingRequest,
+        fleet: tuple[ReplicaView, ...],
+        most_tokens: int,
+        source: ReplicaView | None,
+    ) -> tuple[Candidate, ...]:
+        """Return every replica with what it would cost."""
         heat = _covering_heat(request, most_tokens)
         repeats = self._repeats(request, fleet, most_tokens, heat)
         loads = [view.prefill_load / view.speed for view in fleet]
         mean_load = mean_of(loads)
-        queued_ms = self._queued_ms(request, fleet)
         crowd = self.w_prefilling * mean_of([view.prefilling for view in fleet])
-        source = _source(fleet) if self.pull_token_ms is not None else None
         least_full = LEAST_FULL if heat is None else HOT_FULL
+        tokens, alone_ms = request.prompt_tokens, _AloneMs(self.prefill)
+        best_ms = alone_ms[max(1, tokens - most_tokens), most_tokens]
         candidates = []
-        for view, load, others_ms in zip(fleet, loads, queued_ms, strict=True):
-            own_ms, least_ms = self._prefill_ms(request, view, most_tokens, source)
-            avoidable_ms = own_ms - least_ms if own_ms > least_ms else 0.0
-            own_ms -= avoidable_ms * repeats / (1 + repeats)
-            wait_ms = (view.backlog_ms + others_ms) / view.speed
+        for view, load, others_ms in zip(
+            fleet, loads, self._queued_ms(request, fleet), strict=True
+        ):
+            held, speed, n = view.cached_tokens, view.speed, view.inflight
+            own_ms = alone_ms[max(1, tokens - held), held] / speed
+            if view.lower_tier_tokens:
+                own_ms = min(own_ms, self._fetch_ms(tokens, view))
+            copy_ms = 0.0
+            if held < most_tokens:
+                if source is not None and view.can_fetch:
+                    own_ms = min(own_ms, self._pull_ms(request, view, source))
+                avoidable_ms = max(0.0, own_ms - best_ms / speed)
+                own_ms -= avoidable_ms * repeats / (1 + repeats)
+                full = max(least_full, _fullness(view))
+                copy_ms = self.w_copy * n * full * avoidable_ms / (1 + repeats)
+            wait_ms = (view.backlog_ms + others_ms) / speed
             if self.kv_wait:
                 wait_ms = max(wait_ms, _kv_wait_ms(request, view))
-            n = view.inflight
             share = load / mean_load - 1 if mean_load > 0 else 0.0
             stall_ms = (self.w_active * n + crowd + self.w_share * share) * own_ms
-            copy_ms = (
-                self.w_copy * n * max(least_full, _fullness(view)) * avoidable_ms / (1 + repeats)
-            )
             active_ms = self.active_ms * n
             candidates.append(
                 Candidate(
-                    replica=view.replica,
-                    score=wait_ms + own_ms + stall_ms + copy_ms + active_ms,
-                    terms={
+                    view.replica,
+                    wait_ms + own_ms + stall_ms + copy_ms + active_ms,
+                    {
                         "wait": wait_ms,
                         "prefill": own_ms,
                         "stall": stall_ms,
                         "copy": copy_ms,
                         "active": active_ms,
                     },
-                    cached_tokens=view.cached_tokens,
-                    lower_tier_tokens=view.lower_tier_tokens,
+                    held,
+                    view.lower_tier_tokens,
                 )
             )
-        return self._decided(request, fleet, tuple(candidates), most_tokens, source)
+        return tuple(candidates)
 
     def _decided(
         self,
@@ -143,21 +166,24 @@ class ExpectedTtft(
         index = self._winner(request, fleet, candidates)
         winner, view = candidates[index], fleet[index]
         reach = [one.cached_tokens + one.lower_tier_tokens for one in fleet]
-        if max(reach) == min(reach) and all(one.cached_tokens == most_tokens for one in fleet):
-            reason = Reason.LOAD
+        most_reach = max(reach)
+        if reach[index] < most_reach:
+            reason = SPILL
+        elif most_reach == min(reach) and min([v.cached_tokens for v in fleet]) == most_tokens:
+            reason = LOAD
         else:
-            reason = Reason.PREFIX if reach[index] == max(reach) else Reason.SPILL
+            reason = PREFIX
         pulled: ReplicaId | None = None
         if source is not None and view.can_fetch and self._pulls(request, view, source):
             pulled = source.replica
         return Decision(
-            replica=winner.replica,
-            reason=reason,
-            predicted_cached_tokens=winner.cached_tokens,
-            predicted_lower_tier_tokens=winner.lower_tier_tokens,
-            candidates=candidates,
-            predicted_wait_ms=winner.terms["wait"],
-            kv_source=pulled,
+            winner.replica,
+            reason,
+            winner.cached_tokens,
+            candidates,
+            winner.lower_tier_tokens,
+            winner.terms["wait"],
+            pulled,
         )
 
     def _winner(
@@ -193,26 +219,11 @@ class ExpectedTtft(
             return max(0.0, POPULAR_S * heat.rate_per_s - COMMON) / math.pow(copies, 2 * length)
         return _shared_by_more(request, most_tokens)
 
-    def _prefill_ms(
-        self,
-        request: RoutingRequest,
-        view: ReplicaView,
-        most_tokens: int,
-        source: ReplicaView | None,
-    ) -> tuple[float, float]:
-        """Return the prompt's own prefill on a replica, and what it were with the best match."""
-        tokens, held, speed = request.prompt_tokens, view.cached_tokens, view.speed
-        cost = self.prefill
-        own_ms = cost.ms(max(1, tokens - held), held) / speed
-        if view.lower_tier_tokens:
-            reach = held + view.lower_tier_tokens
-            fetched_ms = self.fetch_token_ms * view.lower_tier_tokens
-            own_ms = min(own_ms, fetched_ms + cost.ms(max(1, tokens - reach), reach) / speed)
-        if held >= most_tokens:
-            return own_ms, own_ms
-        if source is not None and view.can_fetch:
-            own_ms = min(own_ms, self._pull_ms(request, view, source))
-        return own_ms, cost.ms(max(1, tokens - most_tokens), most_tokens) / speed
+    def _fetch_ms(self, tokens: int, view: ReplicaView) -> float:
+        """Return the time to fetch what lower tiers hold, and to compute the rest."""
+        reach = view.cached_tokens + view.lower_tier_tokens
+        fetched_ms = self.fetch_token_ms * view.lower_tier_tokens
+        return fetched_ms + self.prefill.ms(max(1, tokens - reach), reach) / view.speed
 
     def _pull_ms(self, request: RoutingRequest, view: ReplicaView, source: ReplicaView) -> float:
         """Return the time to pull what ``source`` holds more, and to compute the rest."""
@@ -240,6 +251,18 @@ class ExpectedTtft(
             else 0.5 * self.prefill.ms(request.prompt_tokens, 0)
         )
         return [queue * each_ms for queue in queues]
+
+
+class _AloneMs(dict[tuple[int, int], float]):
+    """The time to compute so many tokens behind others at speed 1: cold replicas share theirs."""
+
+    def __init__(self, cost: PrefillCost) -> None:
+        super().__init__()
+        self._cost = cost
+
+    def __missing__(self, key: tuple[int, int]) -> float:
+        own_ms = self[key] = self._cost.ms(*key)
+        return own_ms
 
 
 def _covering_heat(request: RoutingRequest, most_tokens: int) -> Heat | None:

@@ -1,9 +1,13 @@
-"""The router-side queue: hold a request briefly where waiting for its replica beats moving.
+"""The router's queue: for a place where all are taken, or where waiting for a replica beats moving.
 
 A policy that counts the work ahead of a request picks the warm replica also where the request
 would wait there, as long as moving costs more. Waiting in the engine's queue is first come first
 served and final. Here the shortest prefill goes first, another replica can still be chosen, and
 tenants take turns (``policies.fair``).
+
+Where replicas or the router have no place left, a request waits for one (``Blocked``) in the same
+queue, in the same order. Classes of priority come before that order: while one of a higher class
+can go, none of a lower one does.
 
 The order is that of ``work_s - ageing * waited_s``. All items age alike, so that
 ``work_s + ageing * added_s`` orders them the same for ever: a heap does.
@@ -15,14 +19,13 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Final, Generic
 
 from msgspec import Meta, Struct
 
 from policies.fair import FairQueue
-from policies.ordered import Item
-from state.model import ReplicaId
+from policies.ordered import Item, OrderedHeap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +35,10 @@ if TYPE_CHECKING:
 LOOKS: Final = 16
 """Decisions made over again at one wake-up; more where more replicas are waited for."""
 SCANNED: Final = 256
-"""Waiting requests passed at one wake-up, looked at or not."""
+"""Waiting requests passed at one wake-up, looked at or not, unless the caller says."""
+CLASSES: Final = 3
+"""Of priority, the first one first."""
+NORMAL: Final = 1
 
 
 class HoldSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,26 +69,40 @@ class HoldEnd(enum.StrEnum):
     """It should have waited, but the queue was full."""
     DRAINED = "drained"
     """The router shuts down."""
+    SHED = "shed"
+    """There was no place for it in time, or another one needed its place in the queue."""
+
+
+class Blocked(Struct, frozen=True):
+    """There is no place for a request now; all that wait for the same have the same ``what``.
+
+    Begins with what no replica's name does.
+    """
+
+    what: str
 
 
 class _Entry(Struct):
-    """One waiting item; ``replica`` is the one it waits for."""
+    """One waiting item; ``what`` is the replica that it waits for, or what blocks it."""
 
-    replica: ReplicaId
-    due_s: float
+    what: str
+    priority: int
 
 
 class HoldQueue(Generic[Item]):
     """Requests that wait for their replicas; items are compared by hash and equality.
 
-    Times are of one clock that does not go back. A change costs O(log n).
+    ``place_wait_s`` is how long one waits for a place. Times are of one clock that does not go
+    back. A change costs O(log n).
     """
 
-    def __init__(self, settings: HoldSettings) -> None:
+    def __init__(self, settings: HoldSettings, place_wait_s: float | None = None) -> None:
         self._settings = settings
-        self._fair: FairQueue[Item] = FairQueue()
+        self._place_wait_s = settings.max_wait_s if place_wait_s is None else place_wait_s
+        self._classes: tuple[FairQueue[Item], ...] = tuple(FairQueue() for _ in range(CLASSES))
         self._entries: OrderedDict[Item, _Entry] = OrderedDict()
-        self._waiting: dict[ReplicaId, int] = {}
+        self._due: OrderedHeap[Item] = OrderedHeap()
+        self._waiting: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -103,68 +123,92 @@ class HoldQueue(Generic[Item]):
             return False
         return self.is_over(decision) or decision.replica in self._waiting
 
+    def is_waited_for(self, what: str) -> bool:
+        """Return whether somebody waits for this replica, or for what blocks."""
+        return what in self._waiting
+
     def add(
         self,
         item: Item,
-        replica: ReplicaId,
+        awaited: str | Blocked,
         *,
         work_ms: float,
         uncached_tokens: int,
         tenant: str,
         now_s: float,
+        priority: int = NORMAL,
     ) -> None:
-        """Let ``item`` wait for ``replica``, where its own prefill would take ``work_ms``.
+        """Let ``item``, whose own prefill would take ``work_ms``, wait for a replica or a place.
 
-        Raises ValueError for an item that waits already.
+        For a replica it waits ``max_wait_s`` at most. Raises ValueError for an item that waits
+        already.
         """
         if item in self._entries:
             message = "the item waits already"
             raise ValueError(message)
         settings = self._settings
-        self._entries[item] = _Entry(replica, now_s + settings.max_wait_s)
-        self._waiting[replica] = self._waiting.get(replica, 0) + 1
+        what, wait_s = awaited, settings.max_wait_s
+        if isinstance(what, Blocked):
+            what, wait_s = what.what, self._place_wait_s
+        self._entries[item] = _Entry(what, priority)
+        self._due.put(item, (now_s + wait_s,))
+        self._waiting[what] = self._waiting.get(what, 0) + 1
         key = work_ms / 1000.0 + settings.ageing * now_s
-        self._fair.add(item, key, tenant if settings.is_fair else "", uncached_tokens)
+        lane = tenant if settings.is_fair else ""
+        self._classes[priority].add(item, key, lane, uncached_tokens)
 
-    def charge(self, tenant: str, uncached_tokens: int) -> None:
+    def charge(self, tenant: str, uncached_tokens: int, priority: int = NORMAL) -> None:
         """Count a request that went to its replica without waiting, while others wait."""
         if self._entries:
-            self._fair.charge(tenant if self._settings.is_fair else "", uncached_tokens)
+            lane = tenant if self._settings.is_fair else ""
+            self._classes[priority].charge(lane, uncached_tokens)
 
-    def used_tokens(self, tenant: str) -> int:
+    def used_tokens(self, tenant: str, priority: int = NORMAL) -> int:
         """Return what ``tenant`` counts as having used, since last nobody waited."""
-        return self._fair.used_tokens(tenant if self._settings.is_fair else "")
+        return self._classes[priority].used_tokens(tenant if self._settings.is_fair else "")
 
     def candidates(self) -> Iterator[Item]:
         """Yield the waiting items in the order of their turns; change nothing meanwhile."""
-        return iter(self._fair)
+        return chain.from_iterable(self._classes)
 
     def next_due_s(self) -> float | None:
         """Return when the next item has waited long enough; None when none waits."""
-        entry = next(iter(self._entries.values()), None)
-        return entry.due_s if entry is not None else None
+        first = self._due.first()
+        return self._due.key_of(first)[0] if first is not None else None
+
+    def last_below(self, priority: int) -> Item | None:
+        """Return who came last in the lowest class after ``priority``; None where that is empty."""
+        lowest = max((n for n in range(CLASSES) if len(self._classes[n])), default=0)
+        if lowest <= priority:
+            return None
+        entries = reversed(self._entries.items())
+        return next(item for item, entry in entries if entry.priority == lowest)
 
     def wake(
         self,
         now_s: float,
-        peek: Callable[[Item], Decision | None],
+        peek: Callable[[Item], Decision | Blocked | None],
         send: Callable[[Item, HoldEnd], None],
+        scanned: int = SCANNED,
     ) -> None:
-        """Send what has waited ``max_wait_s``, and of the others those whose time has come.
+        """Send what has waited long enough, and of the others those whose time has come.
 
-        ``peek`` returns what would be chosen now, without taking anything. ``send`` is called with
-        each item that leaves, once, and shall take what the choice takes before it returns: the
-        next item is looked at after it. Items without a choice are sent, too, to learn it there.
+        ``peek`` returns what would be chosen now, without taking anything, or what blocks that.
+        ``send`` is called with each item that leaves, once, and shall take what the choice takes
+        before it returns: the next item is looked at after it. Items without a choice are sent,
+        too, to learn it there.
         """
         while (due_s := self.next_due_s()) is not None and due_s <= now_s:
-            self._send(next(iter(self._entries)), HoldEnd.TIMED_OUT, send)
+            first = self._due.first()
+            if first is not None:
+                self._send(first, HoldEnd.TIMED_OUT, send)
         looks = max(LOOKS, len(self._waiting))
-        busy: set[ReplicaId] = set()
+        busy: set[str] = set()
         behind: list[Item] = []
-        for item in list(islice(self._fair, SCANNED)):
+        for item in list(islice(self.candidates(), scanned)):
             if not looks or (len(busy) >= len(self._waiting) and len(behind) >= looks):
                 break
-            if self._entries[item].replica in busy:
+            if self._entries[item].what in busy:
                 behind.append(item)  # others wait for the same, and they are first
                 continue
             looks -= 1
@@ -172,46 +216,55 @@ class HoldQueue(Generic[Item]):
         for item in behind[:looks]:
             self._look(item, busy, peek, send)
 
-    def drain(self, send: Callable[[Item, HoldEnd], None]) -> None:
-        """Send everything, in order."""
-        for item in list(self._fair):
-            self._send(item, HoldEnd.DRAINED, send)
+    def drain(
+        self, send: Callable[[Item, HoldEnd], None], stays: Callable[[Item], bool] | None = None
+    ) -> None:
+        """Send everything, in order, but for what ``stays`` when it is its turn."""
+        for item in list(self.candidates()):
+            if stays is None or not stays(item):
+                self._send(item, HoldEnd.DRAINED, send)
 
     def remove(self, item: Item) -> bool:
         """Take out an item that goes nowhere; False when it does not wait (any more)."""
         entry = self._entries.pop(item, None)
         if entry is None:
             return False
-        self._fair.discard(item)
-        self._no_longer(entry.replica)
+        self._due.discard(item)
+        self._classes[entry.priority].discard(item)
+        self._no_longer(entry.what)
         return True
 
     def _look(
         self,
         item: Item,
-        busy: set[ReplicaId],
-        peek: Callable[[Item], Decision | None],
+        busy: set[str],
+        peek: Callable[[Item], Decision | Blocked | None],
         send: Callable[[Item, HoldEnd], None],
     ) -> None:
-        """Choose again for ``item``: it goes, or waits for a replica that is noted as busy."""
-        decision = peek(item)
-        if decision is None or not self.is_over(decision):
+        """Choose again for ``item``: it goes, or waits for what is noted as busy."""
+        seen = peek(item)
+        if isinstance(seen, Blocked):
+            what: str = seen.what
+        elif seen is None or not self.is_over(seen):
             self._send(item, HoldEnd.RELEASED, send)
             return
-        busy.add(decision.replica)
+        else:
+            what = seen.replica
+        busy.add(what)
         entry = self._entries[item]
-        if decision.replica != entry.replica:
-            self._no_longer(entry.replica)
-            entry.replica = decision.replica
-            self._waiting[entry.replica] = self._waiting.get(entry.replica, 0) + 1
+        if what != entry.what:
+            self._no_longer(entry.what)
+            entry.what = what
+            self._waiting[what] = self._waiting.get(what, 0) + 1
 
     def _send(self, item: Item, end: HoldEnd, send: Callable[[Item, HoldEnd], None]) -> None:
         entry = self._entries.pop(item)
-        self._fair.send(item)
-        self._no_longer(entry.replica)
+        self._due.discard(item)
+        self._classes[entry.priority].send(item)
+        self._no_longer(entry.what)
         send(item, end)
 
-    def _no_longer(self, replica: ReplicaId) -> None:
-        self._waiting[replica] -= 1
-        if not self._waiting[replica]:
-            del self._waiting[replica]
+    def _no_longer(self, what: str) -> None:
+        self._waiting[what] -= 1
+        if not self._waiting[what]:
+            del self._waiting[what]

@@ -51,14 +51,30 @@ FORGOTTEN_ARRIVALS: Final = 2.0
 POPULAR_S: Final = 30.0
 """Popularity is told as arrivals of so long."""
 
+SHOWN_S: Final = 60.0
+"""A prefix that nobody brought for so long is not shown among the hot ones."""
+
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
 class Arrival(NamedTuple):
-    """What an arrival showed: ``RoutingRequest.heat`` and ``RoutingRequest.popularity``."""
+    """What an arrival showed: ``RoutingRequest.heat`` and ``RoutingRequest.popularity``.
+
+    ``prefix`` is the id of the hot prefix, empty without one.
+    """
 
     heat: Heat | None = None
     popularity: tuple[tuple[int, float], ...] = ()
+    prefix: bytes = b""
+
+
+class HotPrefix(NamedTuple):
+    """One prefix that several replicas should hold, for people to look at."""
+
+    prefix: bytes
+    tokens: int
+    rate_per_s: float
+    holders: frozenset[ReplicaId]
 
 
 NO_HEAT: Final = Arrival()
@@ -126,6 +142,7 @@ class HeatMap:
         )
         total_per_s: float | None = None
         hot: Heat | None = None
+        prefix = b""
         for node in path:
             if node.arrivals < self._settings.min_arrivals and node.wanted_holders == 1:
                 continue  # too few to be hot, and it was not: nothing to settle
@@ -142,12 +159,33 @@ class HeatMap:
             )
             self._settle(node, unit, len(replicas), now_s)
             if node.wanted_holders > 1:
+                prefix, node.prefix_tokens = node.name, prefix_tokens
                 hot = Heat(
                     prefix_tokens=prefix_tokens,
                     rate_per_s=rate_per_s,
                     holders=_holders(node, tuple(replicas)),
                 )
-        return Arrival(hot, popularity)
+        return Arrival(hot, popularity, prefix)
+
+    def hottest(self, now_s: float, most: int) -> list[HotPrefix]:
+        """Return the hot prefixes that arrived within the last minute, most work first."""
+        sketch, window_s = self._sketch, self._settings.burst_window_s
+        if sketch is None:
+            return []
+        found = [
+            HotPrefix(
+                node.name,
+                node.prefix_tokens,
+                sketch.rate_per_s(node, now_s, window_s) * sketch.faded(node, now_s),
+                node.placed[1],
+            )
+            for node in sketch.nodes()
+            if node.wanted_holders > 1
+            and node.placed is not None
+            and node.prefix_tokens
+            and now_s - node.seen_s < SHOWN_S
+        ]
+        return nlargest(most, found, key=lambda hot: hot.tokens * hot.rate_per_s)
 
     def _new_sketch(self, now_s: float) -> PrefixSketch:
         settings = self._settings

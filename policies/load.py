@@ -17,7 +17,9 @@ def assumed_queues(fleet: tuple[ReplicaView, ...]) -> list[float]:
     """
     queues = [view.queued for view in fleet]
     known = [queue for queue in queues if queue is not None]
-    unknown = sum(known) / len(known) if known else 0.0
+    if not known:
+        return [0.0] * len(queues)
+    unknown = sum(known) / len(known)
     return [unknown if queue is None else float(queue) for queue in queues]
 
 

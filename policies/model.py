@@ -1,4 +1,8 @@
-"""What a policy sees and what it answers: frozen values, of which it is a pure function."""
+"""What a policy sees and what it answers: frozen values, of which it is a pure function.
+
+What is made for each candidate is made by place on the hot path: by name, twenty fields cost five
+times as much.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ class Reason(enum.StrEnum):
     """The policy does not look at prefixes (round robin, random and the like)."""
 
 
-class ReplicaView(Struct, frozen=True, kw_only=True):
+class ReplicaView(Struct, frozen=True, gc=False):
     """One candidate. The fleet holds only replicas that may be chosen: live, not draining.
 
     ``inflight`` counts the open leases of all routers, this request not included. ``queued`` counts
@@ -77,7 +81,7 @@ class Heat(Struct, frozen=True, kw_only=True):
     holders: frozenset[ReplicaId]
 
 
-class RoutingRequest(Struct, frozen=True, kw_only=True):
+class RoutingRequest(Struct, frozen=True):
     """One decision's input besides the fleet. ``seed`` and ``ordinal`` are drawn at the edge.
 
     ``popularity`` lists, shallow to deep, the places where the traffic of this prompt's prefixes
@@ -96,7 +100,7 @@ class RoutingRequest(Struct, frozen=True, kw_only=True):
     block_tokens: int = 64
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
+class Candidate(Struct, frozen=True, gc=False):
     """How one replica scored: lowest wins. ``terms`` sum to ``score``, in the policy's unit."""
 
     replica: ReplicaId
@@ -106,7 +110,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     lower_tier_tokens: int = 0
 
 
-class Decision(Struct, frozen=True, kw_only=True):
+class Decision(Struct, frozen=True):
     """The chosen replica, why, and every candidate with its terms, in fleet order.
 
     ``predicted_lower_tier_tokens`` come on top of the cached ones: what the replica would fetch.

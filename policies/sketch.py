@@ -30,7 +30,7 @@ from msgspec import Struct
 from state.model import BlockId
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from state.model import ReplicaId
 
@@ -58,7 +58,8 @@ class SketchBounds(Struct, frozen=True, kw_only=True):
 class PrefixNode:
     """A run of blocks; ``end_blocks`` is the length of the prefix that ends with it.
 
-    ``wanted_holders``, ``low_since_s`` and ``placed`` belong to whoever decides on holders.
+    ``wanted_holders``, ``low_since_s``, ``placed`` and ``prefix_tokens`` belong to whoever decides
+    on holders.
     """
 
     parent: PrefixNode | None
@@ -72,6 +73,7 @@ class PrefixNode:
     wanted_holders: int = 1
     low_since_s: float | None = None
     placed: tuple[tuple[ReplicaId, ...], frozenset[ReplicaId]] | None = None
+    prefix_tokens: int = 0
 
     @property
     def name(self) -> bytes:
@@ -122,6 +124,14 @@ class PrefixSketch:
         age_s = max(now_s - node.born_s, window_s)
         return node.arrivals / (self._decay_s * (1.0 - exp(-age_s / self._decay_s)))
 
+    def nodes(self) -> Iterator[PrefixNode]:
+        """Yield every prefix that is counted."""
+        below = list(self.root.children.values())
+        while below:
+            node = below.pop()
+            yield node
+            below += node.children.values()
+
     def count(self, chain: Sequence[BlockId], now_s: float) -> list[PrefixNode]:
         """Count one arrival of ``chain``; return the nodes it passed, shallow to deep."""
         node = self.root
@@ -154,6 +164,10 @@ class PrefixSketch:
         if node in self._leaves:
             del self._leaves[node]
             self._leaves[node] = None
+
+    def faded(self, node: PrefixNode, now_s: float) -> float:
+        """Return the part, in [0, 1], of a node's arrivals that is left since the last one."""
+        return exp(-max(0.0, now_s - node.seen_s) / self._decay_s)
 
     def _decayed(self, node: PrefixNode, now_s: float) -> float:
         return node.arrivals * exp(-max(0.0, now_s - node.seen_s) / self._decay_s)

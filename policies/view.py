@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from policies.model import ReplicaView
+from state.model import ReplicaLoad
 
 if TYPE_CHECKING:
-    from state.model import LeaseTotals, ReplicaId, ReplicaLoad, ReplicaWork
+    from state.model import LeaseTotals, ReplicaId, ReplicaWork
 
 
 def unexplained_queue(load: ReplicaLoad | None, inflight: int) -> int | None:
@@ -21,7 +24,7 @@ def unexplained_queue(load: ReplicaLoad | None, inflight: int) -> int | None:
     return max(0, min(load.queued, load.queued + (load.running or 0) - inflight))
 
 
-class Warmth(NamedTuple):
+class Warmth(Struct, frozen=True, gc=False):
     """What a replica holds of a prompt, in tokens; see ``ReplicaView`` for each."""
 
     cached_tokens: int = 0
@@ -30,7 +33,7 @@ class Warmth(NamedTuple):
     placed_tokens: int = 0
 
 
-class Facts(NamedTuple):
+class Facts(Struct, frozen=True):
     """What is known of a replica besides our own leases; see ``ReplicaView`` for each."""
 
     load: ReplicaLoad | None = None
@@ -58,25 +61,25 @@ def view_of(
         backlog_ms += foreign.backlog_ms
     load = facts.load
     return ReplicaView(
-        replica=replica,
-        inflight=inflight,
-        queued=unexplained_queue(load, inflight),
-        recent_assignments=work.recent_assignments,
-        cached_tokens=warmth.cached_tokens,
-        pending_tokens=warmth.pending_tokens,
-        lower_tier_tokens=warmth.lower_tier_tokens,
-        prefilling=prefilling,
-        backlog_tokens=backlog_tokens,
-        backlog_ms=backlog_ms,
-        prefill_load=work.prefill_load,
-        speed=facts.speed,
-        held_tokens=facts.held_tokens,
-        hold_s=work.hold_s,
-        capacity_tokens=facts.capacity_tokens,
-        running=load.running if load is not None else None,
-        waiting=load.queued if load is not None else None,
-        kv_used_fraction=load.kv_used_fraction if load is not None else None,
-        placed_tokens=warmth.placed_tokens,
-        resident_tokens=facts.resident_tokens,
-        can_fetch=facts.can_fetch,
+        replica,
+        inflight,
+        unexplained_queue(load, inflight) if load is not None else None,
+        work.recent_assignments,
+        warmth.cached_tokens,
+        warmth.pending_tokens,
+        warmth.lower_tier_tokens,
+        prefilling,
+        backlog_tokens,
+        backlog_ms,
+        work.prefill_load,
+        facts.speed,
+        facts.held_tokens,
+        work.hold_s,
+        facts.capacity_tokens,
+        load.running if load is not None else None,
+        load.queued if load is not None else None,
+        load.kv_used_fraction if load is not None else None,
+        warmth.placed_tokens,
+        facts.resident_tokens,
+        facts.can_fetch,
     )

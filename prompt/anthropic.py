@@ -19,6 +19,7 @@ from prompt.model import (
     UnroutablePromptError,
     refuse_conversion,
 )
+from prompt.once import OneKey
 from prompt.request import ChatCall
 
 _BILLING_LINE: Final = "x-anthropic-billing-header"
@@ -68,6 +69,7 @@ class _MessagesHead(Head, kw_only=True):
     chat_template_kwargs: Raw = _NO_VALUE
 
 
+_MESSAGES_KEY: Final = OneKey("messages")
 _head_decoder: Final = msgspec.json.Decoder(_MessagesHead)
 _messages_decoder: Final = msgspec.json.Decoder(list[_Message])
 _system_decoder: Final = msgspec.json.Decoder(str | list[_Block] | None)
@@ -77,7 +79,7 @@ _object_decoder: Final = msgspec.json.Decoder(dict[str, Any] | None)
 
 def decode_messages(body: bytes) -> ChatCall:
     """Decode a messages request; raises BadPromptError where the client is to blame."""
-    head = decoded_head(_head_decoder, body)
+    head = decoded_head(_head_decoder, body, _MESSAGES_KEY)
     unroutable: Unroutable | None = None
     messages: list[Message] = []
     tools: list[Message] | None = None

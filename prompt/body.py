@@ -11,34 +11,38 @@ import re
 from typing import Annotated, Final, TypeVar
 
 import msgspec
-from msgspec import Meta, Raw, Struct, field
+from msgspec import Meta, Raw, Struct
 
 from prompt.model import MAX_DEPTH, BadPromptError, Unroutable, UnroutablePromptError
+from prompt.once import OneKey, refuse_second, without_value
 
 MAX_MODEL_CHARS: Final = 256
 MAX_VALUES: Final = {"messages": 200_000, "prompt": 1_000_000}
 MAX_OTHER_VALUES: Final = 100_000
 """Commas and opening brackets (those inside of texts count too) above which a field is not decoded:
 each limit is some 20 ms of work."""
-MAX_MODEL_KEYS: Final = 4096
+
+MODEL_KEY: Final = OneKey("model")
+SALT_KEY: Final = OneKey("cache_salt")
+MAX_DIGITS: Final = 309
+"""Of the largest double."""
+MAX_FIELD_CHARS: Final = 64
+"""Of a client's own key that an error names."""
+MAX_FIELD_CHARS: Final = 64
+"""Of a client's own key that an error names."""
+_NUMBER_SLICE_BYTES: Final = 256 * 1024
 
 _T = TypeVar("_T")
 _H = TypeVar("_H", bound="Head")
 Count = Annotated[int, Meta(ge=1)]
 _NO_VALUE_MARKS: Final = bytes(set(range(256)) - set(b"{[,"))
 
-# The key "model" in every spelling that JSON allows, escapes included.
-_MODEL_KEY: Final = re.compile(
-    rb'"(?:m|\\u006[dD])(?:o|\\u006[fF])(?:d|\\u0064)(?:e|\\u0065)(?:l|\\u006[cC])"\s*:'
-)
+_HUGE_NUMBER: Final = re.compile(rb"(?<![0-9])[0-9]{%d}|[0-9][eE]\+?0*[0-9]{3}" % MAX_DIGITS)
+_any_decoder: Final = msgspec.json.Decoder()
+_fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
 _WHERE: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
 _EXPECTED: Final = re.compile(r"^Expected (?P<expected>.*?)(?:, got .*)?$")
-
-
-class _ModelKeys(Struct):
-    model: Raw | msgspec.UnsetType = msgspec.UNSET
-    renamed: Raw | msgspec.UnsetType = field(default=msgspec.UNSET, name="model#")
 
 
 class Head(Struct, kw_only=True):
@@ -52,21 +56,49 @@ class Head(Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
 
 
-def decoded_head(decoder: msgspec.json.Decoder[_H], body: bytes) -> _H:
-    """Return the fields of a body that is right in all respects; raises BadPromptError."""
+def decoded_head(decoder: msgspec.json.Decoder[_H], body: bytes, prompt_key: OneKey) -> _H:
+    """Return the fields of a body that is right in all respects; raises BadPromptError.
+
+    ``prompt_key`` is the key that has the prompt, raw in the head; like the model, and the salt, it
+    may be there once.
+    """
+    check_text(body)
+    head = decoded(decoder, body, "")
+    model = head.model
+    if not model.strip() or not model.isprintable() or len(model) > MAX_MODEL_CHARS:
+        name = "model"
+        raise BadPromptError(name, f"a printable name of 1 to {MAX_MODEL_CHARS} characters")
+    rest = without_value(body, prompt_key, getattr(head, prompt_key.name))
+    refuse_second(rest, (MODEL_KEY, SALT_KEY, prompt_key))
+    check_numbers(rest)
+    return head
+
+
+def check_text(body: bytes) -> None:
+    """Raise BadPromptError for what is no UTF-8."""
     if not body.isascii():
         try:
             body.decode("utf-8")
         except UnicodeDecodeError as error:
             field_name = "body"
             raise BadPromptError(field_name, f"UTF-8, byte {error.start} is not") from None
-    head = decoded(decoder, body, "")
-    model = head.model
-    if not model.strip() or not model.isprintable() or len(model) > MAX_MODEL_CHARS:
-        name = "model"
-        raise BadPromptError(name, f"a printable name of 1 to {MAX_MODEL_CHARS} characters")
-    _refuse_second_model(body)
-    return head
+
+
+def check_numbers(body: bytes) -> None:
+    """Raise BadPromptError where a valid body may have a number that parsers disagree on.
+
+    Those beyond a double are infinities to some, errors to others, and exact integers of any length
+    to yet others. What looks like one in a text is told from it by decoding everything, where that
+    does not take long.
+    """
+    step = _NUMBER_SLICE_BYTES
+    starts = range(0, len(body), step)
+    if any(_HUGE_NUMBER.search(body, at, at + step + MAX_DIGITS) for at in starts):
+        values = len(body.translate(None, _NO_VALUE_MARKS))
+        fields = _fields_decoder.decode(body) if values <= MAX_OTHER_VALUES else {}
+        for name, raw in fields.items():
+            is_plain = name.isidentifier() and len(name) <= MAX_FIELD_CHARS
+            decoded(_any_decoder, raw, name if is_plain else "body")
 
 
 def decoded(decoder: msgspec.json.Decoder[_T], raw: bytes | Raw, name: str) -> _T:
@@ -99,42 +131,6 @@ def _joined(name: str, path: str) -> str:
     if not name or not path:
         return name or path or "body"
     return f"{name}{path}" if path.startswith("[") else f"{name}.{path}"
-
-
-def _refuse_second_model(body: bytes) -> None:
-    """Raise when the top level has two ``model`` keys, however spelled.
-
-    Parsers differ in which of two wins. Nested keys are common (tool schemas), so the question is
-    put to the decoder: after renaming all such keys but the first k, the top level has ``model``
-    when its first one is among the k, and the new name when another one is not. Bisection finds
-    that k; it is 1 for nearly every client.
-    """
-    if body.count(b'"model"') <= 1 and b"\\u00" not in body:
-        return
-    spans = [match.span() for match in _MODEL_KEY.finditer(body)]
-    if len(spans) <= 1:
-        return
-    field_name = "model"
-    if len(spans) > MAX_MODEL_KEYS:
-        raise BadPromptError(field_name, f"at most {MAX_MODEL_KEYS} keys of that name in the body")
-    low, high, probe = 1, len(spans), 1
-    while low < high:
-        if _model_keys(body, spans, probe).model is msgspec.UNSET:
-            low = probe + 1
-        else:
-            high = probe
-        probe = (low + high) // 2
-    if _model_keys(body, spans, low).renamed is not msgspec.UNSET:
-        raise BadPromptError(field_name, "one value, the field is there twice")
-
-
-def _model_keys(body: bytes, spans: list[tuple[int, int]], kept: int) -> _ModelKeys:
-    pieces, position = [], 0
-    for start, end in spans[kept:]:
-        pieces += [body[position:start], b'"model#":']
-        position = end
-    pieces.append(body[position:])
-    return msgspec.json.decode(b"".join(pieces), type=_ModelKeys)
 
 
 def decoded_part(decoder: msgspec.json.Decoder[_T], raw: Raw, name: str) -> _T:

@@ -221,11 +221,16 @@ def _closing(options: Mapping[str, object]) -> str | None:
     return _ANSWER if options.get("add_generation_prompt", True) else ""
 
 
+_PLAIN: Final = ("role", "content")
+
+
 def _written(messages: list[dict[str, Any]]) -> list[str]:
     return [_part(message) for message in normalised_messages(messages, is_structured=False)]
 
 
 def _part(message: dict[str, Any]) -> str:
+    if len(message) == len(_PLAIN):  # as most are: nothing besides these two
+        return f"<|im_start|>{message['role']}\n{message['content']}{_END}"
     extras = {
         key: message[key]
         for key in ("name", "tool_call_id", "reasoning", "tool_calls", "tools")

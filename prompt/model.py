@@ -10,6 +10,8 @@ from msgspec import Struct
 from state.prefix import TOKEN_BYTES, chain_of
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from prompt.run import RunTokens
     from state.model import BlockId
     from state.prefix import ChainKey
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 MAX_TOKEN_ID: Final = 2**32 - 1
 MAX_DEPTH: Final = 64
 """How deep JSON values may nest where they are decoded."""
+STEP_BLOCKS: Final = 4_096
+"""Blocks that are hashed without a pause."""
 
 
 class Unroutable(enum.StrEnum):
@@ -109,6 +113,24 @@ class PromptTokens:
         if self._run is not None:
             return self._run.chain(root, block_tokens, chain_key)
         return chain_of(root, self.packed, block_tokens, chain_key)
+
+    def chain_steps(
+        self, root: BlockId, block_tokens: int, chain_key: ChainKey
+    ) -> Generator[None, None, tuple[BlockId, ...]]:
+        """Return what ``chain`` does, with a pause after some milliseconds of work each."""
+        run = self._run
+        if run is not None:
+            for end in range(0, run.shared, STEP_BLOCKS * block_tokens):
+                run.run.chain(end, root, block_tokens, chain_key)
+                yield
+            return run.chain(root, block_tokens, chain_key)
+        step_bytes = STEP_BLOCKS * block_tokens * TOKEN_BYTES
+        chain: list[BlockId] = []
+        for at in range(0, len(self.packed), step_bytes):
+            part = self.packed[at : at + step_bytes]
+            chain += chain_of(chain[-1] if chain else root, part, block_tokens, chain_key)
+            yield
+        return tuple(chain)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PromptTokens):

@@ -1,20 +1,20 @@
 """Request bodies to token ids without stalling the event loop.
 
-Decoding happens in place: it holds the interpreter wherever it runs, and is bounded. Rendering and
-tokenizing of long bodies move to a small thread pool. A pool that is full makes a prompt unroutable
-instead of making requests wait.
+Decoding holds the interpreter wherever it runs, and is bounded; that of large bodies is done in
+steps (``prompt.lane``). Rendering and tokenizing of long bodies move to a small thread pool. A pool
+that is full makes a prompt unroutable instead of making requests wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from prompt.anthropic import decode_messages
 from prompt.codec import PrefixCodec
+from prompt.lane import LARGE_BODY_BYTES, Lane, call_soon, refuse_dense
 from prompt.likeness import media_prompt
 from prompt.model import PromptTokens, ReadPrompt, Unroutable, UnroutablePromptError
 from prompt.passage import Passage, Passages
@@ -77,6 +77,8 @@ class PromptReader:
         self._pending = 0
         self._turns = ChatTurns()
         self._passages = Passages()
+        self.lane = Lane()
+        self._large = (ChatTurns(), Passages())
         self._threads = ThreadPoolExecutor(max_threads, thread_name_prefix="prompt")
 
     async def __aenter__(self) -> Self:
@@ -110,24 +112,27 @@ class PromptReader:
     def close(self) -> None:
         """Drop what waits; running work ends by itself and its result is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self.lane.close()
 
     def forget(self) -> None:
         """Forget every prompt: what comes next is read and tokenized anew."""
         self._turns.forget()
         self._passages.forget()
+        self._large = (ChatTurns(), Passages())  # what the lane reads now is not kept
         for codec in self._prefix_codecs.values():
             codec.forget()
 
     async def read(self, path: str, body: bytes) -> ReadPrompt:
-        """Return what routing needs; raises BadPromptError, and KeyError for other paths."""
-        read: Turn | Passage
-        if path == CHAT_PATH:
-            is_short = len(body) <= self._short_body_bytes
-            read = _short_turn(body) if is_short else self._turns.decode(body)
-        elif path == COMPLETION_PATH:
-            read = self._passages.decode(body)
+        """Return what routing needs; raises BadPromptError, and KeyError for other paths.
+
+        Raises LaneFullError where a large body would have to wait for too many others.
+        """
+        if len(body) > LARGE_BODY_BYTES:
+            read = await self.lane.run(partial(_large_read, path, body, *self._large))
+        elif path == CHAT_PATH and len(body) <= self._short_body_bytes:
+            read = _short_turn(body)
         else:
-            read = Turn(call=_CONVERTERS[path](body), fresh_bytes=len(body))
+            read = _read(path, body, self._turns, self._passages)
         call = read.call
         codec = self._codecs.get(call.model)
         if codec is None:
@@ -193,7 +198,7 @@ class PromptReader:
         # Pending until the thread is done, not until the client is gone: the work is what counts.
         self._pending += 1
         working = self._threads.submit(work)
-        working.add_done_callback(lambda _: _call_soon(loop, self._release))
+        working.add_done_callback(lambda _: call_soon(loop, self._release))
         return await asyncio.wrap_future(working, loop=loop)
 
     def _release(self) -> None:
@@ -204,6 +209,19 @@ _CONVERTERS: Final[Mapping[str, Callable[[bytes], ChatCall]]] = {
     RESPONSE_PATH: decode_response,
     MESSAGE_PATH: decode_messages,
 }
+
+
+def _read(path: str, body: bytes, turns: ChatTurns, passages: Passages) -> Turn | Passage:
+    if path == CHAT_PATH:
+        return turns.decode(body)
+    if path == COMPLETION_PATH:
+        return passages.decode(body)
+    return Turn(call=_CONVERTERS[path](body), fresh_bytes=len(body))
+
+
+def _large_read(path: str, body: bytes, turns: ChatTurns, passages: Passages) -> Turn | Passage:
+    refuse_dense(body)
+    return _read(path, body, turns, passages)
 
 
 def _short_turn(body: bytes) -> Turn:
@@ -241,9 +259,3 @@ def _text_prompt(
         return known.text_prompt(text, add_special_tokens=has_added, salt=call.salt)
     packed = codec.text_tokens(text, add_special_tokens=has_added)
     return PromptTokens(packed=packed, is_exact=codec.is_exact)
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    """Run ``callback`` on the loop, unless that has ended in the meantime."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(callback)

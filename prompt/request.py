@@ -18,6 +18,7 @@ from prompt.body import (
 )
 from prompt.media import media_mark
 from prompt.model import MAX_TOKEN_ID, BadPromptError, Unroutable, UnroutablePromptError
+from prompt.once import OneKey
 
 MAX_PROMPTS: Final = 2048
 """Prompts of one request that are read: each is looked up and placed by itself, some 5 us."""
@@ -122,6 +123,8 @@ class CompletionCall(Struct, frozen=True, kw_only=True):
     unroutable: Unroutable | None = None
 
 
+_MESSAGES_KEY: Final = OneKey("messages")
+_PROMPT_KEY: Final = OneKey("prompt")
 _chat_decoder: Final = msgspec.json.Decoder(ChatHead)
 _completion_decoder: Final = msgspec.json.Decoder(CompletionHead)
 _messages_decoder: Final = msgspec.json.Decoder(list[_Message])
@@ -146,7 +149,7 @@ def decode_chat(body: bytes) -> ChatCall:
 
 def chat_head(body: bytes) -> ChatHead:
     """Decode the fields of a chat besides its values of any size, which stay raw."""
-    return decoded_head(_chat_decoder, body)
+    return decoded_head(_chat_decoder, body, _MESSAGES_KEY)
 
 
 def chat_call(
@@ -191,7 +194,7 @@ def decode_completion(body: bytes) -> CompletionCall:
 
 def completion_head(body: bytes) -> CompletionHead:
     """Decode the fields of a completion besides its prompts, which stay raw."""
-    return decoded_head(_completion_decoder, body)
+    return decoded_head(_completion_decoder, body, _PROMPT_KEY)
 
 
 def completion_call(head: CompletionHead) -> CompletionCall:
@@ -232,7 +235,8 @@ def decoded_messages(raw: Raw) -> list[dict[str, Any]]:
             for part in message.content:
                 if isinstance(part, _Part):
                     part.shorten()
-    return [msgspec.to_builtins(message) for message in messages]
+    built: list[dict[str, Any]] = msgspec.to_builtins(messages)
+    return built
 
 
 def _decoded_prompts(raw: bytes) -> list[str] | list[list[int]]:

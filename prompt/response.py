@@ -19,6 +19,7 @@ from prompt.model import (
     UnroutablePromptError,
     refuse_conversion,
 )
+from prompt.once import OneKey
 from prompt.request import ChatCall
 
 _PARTIAL: Final = frozenset({"in_progress", "incomplete"})
@@ -41,6 +42,7 @@ class _ResponseHead(Head, kw_only=True):
     chat_template_kwargs: Raw = _NO_VALUE
 
 
+_INPUT_KEY: Final = OneKey("input")
 _head_decoder: Final = msgspec.json.Decoder(_ResponseHead)
 _input_decoder: Final = msgspec.json.Decoder(str | list[dict[str, Any]])
 _objects_decoder: Final = msgspec.json.Decoder(list[dict[str, Any]] | None)
@@ -49,7 +51,7 @@ _object_decoder: Final = msgspec.json.Decoder(dict[str, Any] | None)
 
 def decode_response(body: bytes) -> ChatCall:
     """Decode a response request; raises BadPromptError where the client is to blame."""
-    head = decoded_head(_head_decoder, body)
+    head = decoded_head(_head_decoder, body, _INPUT_KEY)
     unroutable: Unroutable | None = None
     messages: list[Item] = []
     tools: list[Item] | None = None

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from replay.synthesis import Prompt
@@ -147,10 +148,12 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def open_http(timeout_s: float) -> aiohttp.ClientSession:
-    """Return a session without a limit on connections; close it."""
+def open_http(timeout_s: float, tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
+    """Return a session without a limit on connections; close it. ``tls`` is for ``https://``."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
+        connector=aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=IDLE_CONNECTION_S, ssl=tls or True
+        ),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S),
     )
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from replay.probe import Answer
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
@@ -53,18 +54,24 @@ class TokenClient:
     """``await client.ask(token_ids, output_tokens)``; an async context manager."""
 
     def __init__(
-        self, url: str, model: str, clock: Callable[[], float], api_key: str | None = None
+        self,
+        url: str,
+        model: str,
+        clock: Callable[[], float],
+        api_key: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._url = f"{url}/v1/completions"
         self._model = model
         self._clock = clock
+        self._tls = tls
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True),
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=SILENCE_S),
             headers=self._headers,
             trust_env=False,

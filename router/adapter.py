@@ -85,6 +85,8 @@ class Adapters:
 
     def loadable_base(self, model: str) -> str | None:
         """Return the model whose engines load ``model`` when they are asked for it."""
+        if not self._on_demand:
+            return None
         return next((one.base for one in self._on_demand if one.is_for(model)), None)
 
 

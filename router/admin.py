@@ -12,9 +12,10 @@ from router.reply import json_response, own_response
 from router.server import LOAD_PATHS, PREFIX_PATHS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from router.client import Handler
+    from router.entrance import AdmissionView
     from router.feedback import Feedback
     from router.fleet import FleetTable
     from router.health import Health
@@ -42,6 +43,7 @@ class AdminParts:
     metrics: Metrics
     view: FleetView
     feedback: Feedback
+    admission: Callable[[], AdmissionView]
 
 
 class Admin:
@@ -62,6 +64,7 @@ class Admin:
         up = sum(parts.health.is_up(m.replica) and not m.is_draining for m in members)
         is_ready = up > 0 and not self.is_draining
         rung, age_s = parts.reader.freshness()
+        load = parts.admission()
         state = {
             "ready": is_ready,
             "draining": self.is_draining,
@@ -69,6 +72,10 @@ class Admin:
             "replicas": len(members),
             "rung": rung.value,
             "state_age_s": round(age_s, 3),
+            "overload": load.rung,
+            "inflight": load.inflight,
+            "places": load.places,
+            "waiting": load.waiting,
         }
         return json_response(state, status=200 if is_ready else 503)
 

@@ -15,22 +15,26 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from policies.hot import HeatMap
-from policies.prefill import PrefillCost
 from prompt.codec import load_codec
 from prompt.reader import PromptReader
 from router.admin import Admin, AdminParts, admin_routes
 from router.billing import open_billing
 from router.chooser import Chooser, Knowledge
+from router.concurrency import learned_limits
 from router.diagnosis import Diagnoses
+from router.entrance import Entrance, EntranceParts
 from router.feedback import Feedback
 from router.fleet import FleetTable
 from router.gate import open_gate
 from router.health import Health
-from router.hold import Hold
+from router.history import History
 from router.metrics import Metrics
+from router.mint import Mint
+from router.operator import open_live, page_routes
 from router.proxy import Proxy, ProxyParts
 from router.quota import open_quotas, placements_of
 from router.replica_view import FleetView, ViewParts
+from router.resilience import Resilience, ResilienceParts
 from router.token_source import TokenSource, TokenSourceParts
 from router.trace import DecisionTrace
 from router.trust_metrics import TrustMetrics
@@ -38,7 +42,6 @@ from router.upkeep import Upkeep
 from router.upstream import UpstreamPool, UpstreamSettings
 from state.direct import DirectReader
 from state.lease import LeaseBook
-from state.prefix import salt_scope
 from state.secret import ChainKeys
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from router.decision_log import DecisionLog
     from router.epoch import ScopeEpochs
     from router.lifecycle import Lifecycle
+    from router.tls import TlsWatch
     from state.mirror import Mirror
     from state.model import ReplicaId
 
@@ -62,13 +66,15 @@ _log = logging.getLogger(__name__)
 def _knowledge(config: Config, reader: Mirror | DirectReader) -> Knowledge:
     keeps_placements = getattr(config.policy, "uses_placements", False)
     make = placements_of(config)
+    leases = LeaseBook()
     return Knowledge(
         reader=reader,
-        leases=LeaseBook(),
+        leases=leases,
         pending=make(config.placements.pending_s),
         guessed=make(config.placements.guess_s),
         heat=HeatMap(config.hot_prefix),
         placed=make(config.placements.guess_s) if keeps_placements else None,
+        limits=learned_limits(config.admission, leases, reader),
     )
 
 
@@ -90,14 +96,24 @@ class App:
         self.reader = reader
         self.pool = UpstreamPool(UpstreamSettings(**structs.asdict(config.upstream)))
         self.know = _knowledge(config, reader)
-        self.fleet = FleetTable(reader, config.replicas, config.adapters)
+        self.fleet = FleetTable(
+            reader, config.replicas, config.adapters, config.registration
+        )
         jitter = random.Random(seed)  # noqa: S311 - spreads checks, guards nothing
         self.health = Health(self.fleet, self.pool, config.health, jitter)
         self.feedback = Feedback(self.know, clock, Diagnoses(time.time), reader.clears)
-        self.upkeep = Upkeep(self.know, self.fleet, config.placements.guess_s, clock, self.feedback)
+        self.metrics = Metrics()
+        self.resilience = self._build_resilience(jitter)
+        self.upkeep = Upkeep(
+            self.know,
+            self.fleet,
+            config.placements.guess_s,
+            clock,
+            self.feedback,
+            self.resilience.availability,
+        )
         self.prompts = PromptReader(codecs, load_codec(None), base_of=self.fleet.adapters.base_of)
         self.trace = DecisionTrace(config.decisions_kept)
-        self.metrics = Metrics()
         self.metrics.registry.register(TrustMetrics(self.feedback, self.fleet.members))
         self.decisions = decisions
         if decisions is not None:
@@ -105,14 +121,19 @@ class App:
         self.keys = ChainKeys(config.state.chain_seed, secret)
         self.gate = open_gate(config, secret, self.metrics.registry, scopes)
         self.tokens = self._build_tokens(jitter)
-        self.hold = self._build_hold()
+        self.entrance = self._build_entrance()
+        self.hold = self.entrance.hold
         self.lifecycle: Lifecycle | None = None
+        self.tls: TlsWatch | None = None
         self.billing = open_billing(config, self.metrics.registry) if config.tenants else None
         self.chooser = self._build_chooser(seed)
+        self.quotas = open_quotas(config, self.metrics.registry)
+        self.history = History(clock, time.time())
         self.proxy = Proxy(self._proxy_parts())
         self.view = self._build_view()
         self.admin = self._build_admin()
         self._wire_gauges()
+        self.live = open_live(self, self.history)
 
     def _proxy_parts(self) -> ProxyParts:
         return ProxyParts(
@@ -128,14 +149,33 @@ class App:
             metrics=self.metrics,
             clock=time.monotonic,
             unix_clock=time.time,
-            mint_id=lambda: secrets.token_hex(16),
+            mint_id=Mint(),
+            availability=self.resilience.availability,
+            recovery=self.resilience.recovery,
+            quarantine=self.resilience.quarantine,
             lookup=self.reader if isinstance(self.reader, DirectReader) else None,
             decisions=self.decisions,
             hold=self.hold,
+            admission=self.entrance.admission,
             feedback=self.feedback,
             gate=self.gate,
             billing=self.billing,
-            quotas=open_quotas(self.config, self.metrics.registry),
+            quotas=self.quotas,
+            history=self.history,
+        )
+
+    def _build_resilience(self, rng: random.Random) -> Resilience:
+        return Resilience(
+            ResilienceParts(
+                config=self.config,
+                fleet=self.fleet,
+                health=self.health,
+                leases=self.know.leases,
+                pool=self.pool,
+                registry=self.metrics.registry,
+                clock=time.monotonic,
+                rng=rng,
+            )
         )
 
     def _build_tokens(self, rng: random.Random) -> TokenSource:
@@ -163,21 +203,20 @@ class App:
             kv_transfer=self.config.kv_transfer,
         )
 
-    def _build_hold(self) -> Hold | None:
-        """Return the queue, where it is on.
-
-        Without tenants, clients that share a cache salt are one.
-        """
-        settings = self.config.hold
-        if not settings.enabled:
-            return None
-        cost = getattr(self.config.policy, "prefill", None)
-        return Hold(
-            settings,
-            clock=time.monotonic,
-            note=self.metrics.held,
-            tenant_of=lambda routed: routed.tenant or salt_scope(routed.prompt.salt),
-            cost=cost if isinstance(cost, PrefillCost) else PrefillCost(),
+    def _build_entrance(self) -> Entrance:
+        return Entrance(
+            EntranceParts(
+                config=self.config,
+                know=self.know,
+                reader=self.reader,
+                routers=lambda: self.reader.routers,
+                fleet=self.fleet,
+                pulse=self.health,
+                candidates=self.resilience.availability.candidates,
+                metrics=self.metrics,
+                clock=time.monotonic,
+                lag_s=lambda: self.upkeep.loop_lag_s,
+            )
         )
 
     def _build_admin(self) -> Admin:
@@ -190,6 +229,7 @@ class App:
                 metrics=self.metrics,
                 view=self.view,
                 feedback=self.feedback,
+                admission=self.entrance.view,
             )
         )
 
@@ -207,13 +247,15 @@ class App:
                 facts=self.reader.facts,
                 holdings=self.holdings,
                 trust=self.feedback.rows,
+                standing=self.resilience.availability.standing,
+                admission=self.entrance.view,
             )
         )
 
     def operator_routes(self) -> dict[str, Mapping[str, Handler]]:
         """Return the table of the operator's listener."""
         scope_routes = self.lifecycle.routes() if self.lifecycle is not None else {}
-        return admin_routes(self.admin) | scope_routes
+        return admin_routes(self.admin) | page_routes(self) | scope_routes
 
     def holdings(self) -> Mapping[ReplicaId, int]:
         """Return the blocks that each replica is known, or guessed, to hold."""
@@ -232,8 +274,7 @@ class App:
         gauges.freshness, gauges.mirror = self.reader.freshness, self.reader.figures
         if isinstance(self.reader, DirectReader):
             gauges.lookups = self.reader.counts.by_outcome
-        if self.hold is not None:
-            gauges.held_requests = self.hold.__len__
+        gauges.held_requests = self.entrance.waiting
         gauges.loop_lag_s = lambda: self.upkeep.loop_lag_s
         gauges.open_connections = lambda: self.pool.open_connections
         gauges.unusable_records = lambda: len(self.fleet.unusable)

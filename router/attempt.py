@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from router.error import ReplicaError
+from router.error import ReplicaBusyError, ReplicaError
+from router.exchange import BUSY_STATUSES
 from router.forecast import credits_of, promised_tokens
 from router.relay import LeftAfterEndError, RelayRequest, relay
+from router.retry import BUSY_WAIT_S
 from router.server import DONE_PATHS
 from router.trace import Attempt
 from state.lease import Outcome
@@ -18,10 +20,10 @@ if TYPE_CHECKING:
     from router.account import Call
     from router.chooser import Choice
     from router.proxy import ProxyParts
+    from router.relay import Relayed
     from router.request import Request
     from router.wire import ClientStream
 
-BUSY_STATUSES = frozenset({429, 503})
 NO_STATUSES: frozenset[int] = frozenset()
 DONE_MARKER = b"[DONE]"
 """Ends the streams of chat and text completions; other APIs have marks of their own."""
@@ -45,6 +47,8 @@ class Attempts:
             now_s = self._parts.clock()
             choice.first_byte(now_s)
             ttft_s = now_s - call.started_s
+            if call.retry is not None:
+                call.retry.end()
             if self._parts.hold is not None:
                 self._parts.hold.wake()
 
@@ -54,7 +58,7 @@ class Attempts:
                 self._outbound(request, body, call, choice),
                 choice.member.endpoint,
                 self._parts.pool,
-                self._receipts(choice, call),
+                self._receipts(choice, call) + (call.rate.headers() if call.rate else ()),
                 on_first_byte,
             )
         except ReplicaError as error:
@@ -77,18 +81,20 @@ class Attempts:
                 output_tokens=output_tokens,
                 now_s=self._parts.clock(),
             )
+            if choice.limits is not None and _had_no_room(reason, call.relayed):
+                choice.limits.dropped(choice.member.replica, self._parts.clock())
             if self._parts.hold is not None:
                 self._parts.hold.wake()
             call.ttft_s = ttft_s
             call.choices.append(choice)
             call.attempts.append(
                 Attempt(
-                    decision=choice.decision,
-                    outcome=outcome.value,
-                    error=reason,
-                    kv_source=choice.kv_source.replica if choice.kv_source is not None else None,
-                    credits=credits_of(call.routed),
-                    promised_tokens=promised_tokens(call.routed, choice.member.replica),
+                    choice.decision,
+                    outcome.value,
+                    reason,
+                    choice.kv_source.replica if choice.kv_source is not None else None,
+                    credits_of(call.routed),
+                    promised_tokens(call.routed, choice.member.replica),
                 )
             )
 
@@ -98,7 +104,13 @@ class Attempts:
         A tenant's own key, and whatever else names it, ends here.
         """
         lines = request.headers.nameless_lines + self._parts.pool.key_line
-        has_others = not call.attempts and len(choice.decision.candidates) > 1
+        has_others = (
+            call.is_repeatable and not call.was_sent and len(choice.decision.candidates) > 1
+        )
+        first_byte_timeout_s = None
+        if call.attempts:
+            usual_s = self._parts.config.upstream.first_byte_timeout_s
+            first_byte_timeout_s = self._parts.recovery.first_byte_timeout_s(call, usual_s)
         return RelayRequest(
             method=request.method,
             target=request.target,
@@ -107,6 +119,9 @@ class Attempts:
             request_id=call.client_request_id or call.request_id,
             done_marker=DONE_MARKER if call.path in DONE_PATHS else None,
             raised_statuses=BUSY_STATUSES if has_others else NO_STATUSES,
+            raised_retry_after_s=BUSY_WAIT_S,
+            can_replay=call.is_repeatable,
+            first_byte_timeout_s=first_byte_timeout_s,
             kv_source=choice.kv_source.endpoint if choice.kv_source is not None else None,
             rank=choice.member.rank,
             lines=lines if call.tenant is not None else None,
@@ -119,7 +134,7 @@ class Attempts:
             return ()
         decision = choice.decision
         held: tuple[tuple[str, str], ...] = ()
-        if self._parts.hold is not None:
+        if self._parts.config.hold.enabled or call.held_s:
             held = ((f"{RECEIPT_PREFIX}held-ms", str(round(call.held_s * 1000.0))),)
         return (
             (f"{RECEIPT_PREFIX}request-id", call.request_id),
@@ -133,3 +148,10 @@ class Attempts:
             (f"{RECEIPT_PREFIX}rung", self._parts.reader.freshness()[0].value),
             *held,
         )
+
+
+def _had_no_room(reason: str | None, relayed: Relayed | None) -> bool:
+    """Return whether the replica said that it is busy, to the router or to the client."""
+    return reason == ReplicaBusyError.code or (
+        relayed is not None and relayed.status in BUSY_STATUSES
+    )

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from router.request import Request
 
 
+RATE_WINDOW_S = 5.0
+"""A body has its least rate over each span of so long: shorter pauses are the network's."""
+
+
 def check_framing(request: Request, limits: LimitSettings) -> None:
     """Refuse what must not reach a replica before its body is read; raises ClientError."""
     headers = request.headers
@@ -31,16 +35,35 @@ def check_framing(request: Request, limits: LimitSettings) -> None:
 
 
 async def read_body(request: Request, limits: LimitSettings) -> bytes:
-    """Return the whole body; raises ClientError when it is malformed, too large or too slow."""
+    """Return the whole body.
+
+    Raises ClientError when it is malformed, too large or too slow, OverloadedError when the bodies
+    of all requests are too large.
+    """
     if not (request.is_complete and request.headers.is_plain):
         check_framing(request, limits)
     if not request.is_settled:  # else it came with the head: nothing to wait for
         if request.headers.expectation and not request.is_http10:
             request.connection.ask_for_body(request)
+        await _until_settled(request, limits)
+    return request.body()
+
+
+async def _until_settled(request: Request, limits: LimitSettings) -> None:
+    """Wait for the body, as long as it may take and as fast as it has to come."""
+    loop = asyncio.get_running_loop()
+    now_s = loop.time()
+    due_s = now_s + limits.body_deadline_s
+    while not request.is_settled:
+        look_s, before_bytes = min(due_s, now_s + RATE_WINDOW_S), request.received_bytes
         try:
-            async with asyncio.timeout(limits.body_deadline_s):
+            async with asyncio.timeout_at(look_s):
                 await request.settled()
         except TimeoutError:
-            message = f"body: expected within {limits.body_deadline_s:g} s"
-            raise RequestTimeoutError(message) from None
-    return request.body()
+            took_s, now_s = look_s - now_s, look_s
+            if now_s >= due_s:
+                message = f"body: expected within {limits.body_deadline_s:g} s"
+                raise RequestTimeoutError(message) from None
+            if request.received_bytes - before_bytes < took_s * limits.body_bytes_per_s:
+                message = f"body: expected at least {limits.body_bytes_per_s} bytes a second"
+                raise RequestTimeoutError(message) from None

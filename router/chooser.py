@@ -6,7 +6,7 @@ What is taken here (a lease, placements) is given back through ``Choice.finish``
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from policies.hot import NO_HEAT
 from policies.model import ReplicaView, RoutingRequest
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from policies.hot import Arrival, HeatMap
     from policies.model import Decision, Heat, Policy
     from prompt.model import ReadPrompt
+    from router.concurrency import ReplicaLimits
+    from router.ejection import Probe
     from router.fleet import Member
     from router.footprint import Footprint
     from router.forecast import Forecast
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from state.store import FleetReader
 
 DEFAULT_BLOCK_TOKENS = 64
+LIVE: Final = Rung.LIVE
+"""By a name of its own: an enumeration's members are slow to reach."""
 PREFIX_KEYS = 8
 """First blocks whose ids a rule may hash."""
 
@@ -91,6 +95,7 @@ class Choice:
     ``is_told``: the engine's events will tell what becomes of the prompt. ``shadows``: placements
     of its bytes, of which no event tells. ``kv_source``: whom the replica shall ask for the prefix.
     ``due_ms``: when the first byte is due at speed 1; None where it says nothing about speed.
+    ``probe`` is its place on a replica in probation.
     """
 
     member: Member
@@ -106,6 +111,10 @@ class Choice:
     views: tuple[ReplicaView, ...] = ()
     due_ms: float | None = None
     speeds: Speeds | None = None
+    probe: Probe | None = None
+    limits: ReplicaLimits | None = None
+    inflight: int = 0
+    """Requests on the replica when it was chosen, with this one; counted where there are limits."""
 
     def first_byte(self, now_s: float) -> None:
         """Note that the prompt is computed: the engine's events are about to tell."""
@@ -113,6 +122,14 @@ class Choice:
         if is_first and self.speeds is not None and self.due_ms is not None:
             observed_ms = 1e3 * (now_s - self.lease.started_s)
             self.speeds.observe(self.lease.replica, self.due_ms, observed_ms)
+        if is_first and self.limits is not None and self.lease.tells_first:
+            self.limits.first_byte(
+                self.lease.replica,
+                work_ms=self.lease.prefill_ms,
+                ttft_ms=1e3 * (now_s - self.lease.started_s),
+                inflight=self.inflight,
+                now_s=now_s,
+            )
         if self.is_told:
             for placement in self.placements:
                 self.book.await_news(placement, now_s)
@@ -127,6 +144,8 @@ class Choice:
     ) -> None:
         """Give back the lease; without a first byte the prompt does not count as resident."""
         self.footprint.end(output_tokens)
+        if self.probe is not None:
+            self.probe.end()
         if self.lease.finish(outcome, now_s) and not had_first_byte:
             for placement in self.placements:
                 self.book.withdraw(placement)
@@ -141,7 +160,7 @@ class Knowledge:
     ``pending``: placements that count until the engine's events tell. ``guessed``: placements on
     replicas whose events do not reach this router: they have none, or the state is away.
     ``placed``: all placements, for policies that know caches by them alone; None for others.
-    ``trust`` and ``learned`` follow from what engines report.
+    ``trust`` and ``learned`` follow from what engines report, ``limits`` from how long they take.
     """
 
     reader: FleetReader
@@ -154,6 +173,7 @@ class Knowledge:
     learned: Learned = field(default_factory=Learned)
     speeds: Speeds = field(default_factory=Speeds)
     placed: Placements | ScopedPlacements | None = None
+    limits: ReplicaLimits | None = None
 
 
 class _Decided(NamedTuple):
@@ -192,13 +212,12 @@ class Chooser:
     def route(self, prompt: ReadPrompt) -> Routed:
         """Return the request with its ordinal; chains follow when replicas are looked at."""
         self._ordinal += 1
-        is_exact = all(tokens.is_exact for tokens in prompt.prompts)
-        units = sum(tokens.count for tokens in prompt.prompts)
+        is_exact, units = True, 0
+        for tokens in prompt.prompts:
+            units += tokens.count
+            is_exact = is_exact and tokens.is_exact
         return Routed(
-            prompt=prompt,
-            ordinal=self._ordinal,
-            is_exact=is_exact,
-            prompt_tokens=units if is_exact else units // BYTES_PER_TOKEN,
+            prompt, self._ordinal, is_exact, units if is_exact else units // BYTES_PER_TOKEN
         )
 
     def questions(self, routed: Routed, candidates: Sequence[Member]) -> list[Question]:
@@ -236,26 +255,31 @@ class Chooser:
         if seen is None:
             return None
         decision, request, views, is_live = seen
-        member = next(m for m in candidates if m.replica == decision.replica)
+        at = next(at for at, view in enumerate(views) if view.replica == decision.replica)
+        member, know = candidates[at], self._know
         is_told = is_live and self.outlook.is_told(routed, member)
-        tip = tip_of(self.outlook.branch(routed, member).chains) if is_told else None
-        lease, due_ms = self._lease(routed, decision, views, now_s, tip)
-        guessed = self._know.guessed.of(routed.scope)
-        book = self._know.pending.of(routed.scope) if is_told else guessed
-        chains = self.outlook.branch(routed, member).chains
+        branch = self.outlook.branch(routed, member)
+        chains = branch.chains
+        lease, due_ms = self._lease(
+            routed, decision, views[at], now_s, tip_of(chains) if is_told else None
+        )
+        guessed = know.guessed.of(routed.scope)
+        book = know.pending.of(routed.scope) if is_told else guessed
         placements = [book.place(member.replica, chain, now_s) for chain in chains]
-        if self._know.placed is not None:
-            placed = self._know.placed.of(routed.scope)
+        if know.placed is not None:
+            placed = know.placed.of(routed.scope)
             for chain in chains:
                 placed.place(member.replica, chain, now_s)
         shadows: list[tuple[Placements, Placement]] = []
         if routed.prompt.shadows:
             shadows = place_shadows(routed.prompt, member.replica, guessed, self.outlook, now_s)
-        footprint = self._occupy(routed, member)
+        footprint = self._occupy(routed, member, branch)
         choice = Choice(member, decision, lease, book, placements, footprint, is_told, shadows)
         choice.request, choice.views = request, views
+        if know.limits is not None:
+            choice.limits, choice.inflight = know.limits, know.limits.began(member.replica)
         if routed.prompt.is_stream and routed.prompt.prompts:
-            choice.due_ms, choice.speeds = due_ms, self._know.speeds
+            choice.due_ms, choice.speeds = due_ms, know.speeds
         if is_told and member.can_fetch and self._kv_transfer.enabled:
             found = kv_source(member, candidates, views, self._kv_transfer.min_tokens)
             if decision.kv_source is not None:  # the choice counts on it
@@ -267,25 +291,24 @@ class Chooser:
         self,
         routed: Routed,
         decision: Decision,
-        views: tuple[ReplicaView, ...],
+        view: ReplicaView,
         now_s: float,
         tip: Tip | None,
     ) -> tuple[Lease, float]:
         """Take a lease for the predicted prefill; return when its first byte is due at speed 1."""
-        replica, tokens = decision.replica, routed.prompt_tokens
+        tokens = routed.prompt_tokens
         uncached = max(0, tokens - decision.predicted_cached_tokens)
         left = max(min(1, tokens), uncached - decision.predicted_lower_tier_tokens)
         work_ms = self._cost.ms(left, tokens - left)
-        ahead_ms = next(view.backlog_ms for view in views if view.replica == replica)
         lease = self._know.leases.acquire(
-            replica,
+            decision.replica,
             uncached,
             now_s,
             prefill_ms=work_ms,
             tells_first=routed.prompt.is_stream,
             tip=tip,
         )
-        return lease, ahead_ms + work_ms
+        return lease, view.backlog_ms + work_ms
 
     def _decide(
         self, routed: Routed, candidates: Sequence[Member], now_s: float
@@ -293,29 +316,28 @@ class Chooser:
         """Return the policy's decision and what it saw; None without one."""
         if not candidates:
             return None
-        is_live = self._know.reader.freshness()[0] is Rung.LIVE
+        is_live = self._know.reader.freshness()[0] is LIVE
         views = self.outlook.views(routed, candidates, now_s, is_live=is_live)
+        branch = self.outlook.branch(routed, candidates[0])
         if not routed.is_observed and routed.prompt.prompts:
             # Once per request: a second try is no second arrival.
             routed.is_observed = True
-            routed.arrival = self._observe(routed, candidates, now_s)
-        branch = self.outlook.branch(routed, candidates[0])
+            routed.arrival = self._observe(routed, candidates, branch, now_s)
         request = RoutingRequest(
-            ordinal=routed.ordinal,
-            seed=self.seed,
-            prompt_tokens=routed.prompt_tokens,
-            heat=routed.arrival.heat,
-            popularity=routed.arrival.popularity,
+            routed.ordinal,
+            self.seed,
+            routed.prompt_tokens,
+            routed.arrival.heat,
+            routed.arrival.popularity,
             prefix_keys=_prefix_keys(branch) if self._hashes_prefix else (),
             block_tokens=branch.identity.block_tokens,
         )
         decision = self._policy.pick(request, views)
         return None if decision is None else _Decided(decision, request, views, is_live)
 
-    def _occupy(self, routed: Routed, member: Member) -> Footprint:
+    def _occupy(self, routed: Routed, member: Member, branch: Branch) -> Footprint:
         """Let the request count as in flight on ``member`` from now on, with what it takes up."""
         footprints, prompt = self._know.footprints, routed.prompt
-        branch = self.outlook.branch(routed, member)
         output_tokens = footprints.expected_output_tokens(prompt.max_output_tokens)
         return footprints.take(
             member.replica,
@@ -325,9 +347,11 @@ class Chooser:
             output_tokens * prompt.choices,
         )
 
-    def _observe(self, routed: Routed, candidates: Sequence[Member], now_s: float) -> Arrival:
-        branch = self.outlook.branch(routed, candidates[0])
-        longest = max(branch.chains, key=len)
+    def _observe(
+        self, routed: Routed, candidates: Sequence[Member], branch: Branch, now_s: float
+    ) -> Arrival:
+        chains = branch.chains
+        longest = chains[0] if len(chains) == 1 else max(chains, key=len)
         replicas = [member.replica for member in candidates]
         block_tokens = branch.identity.block_tokens // (1 if routed.is_exact else BYTES_PER_TOKEN)
         return self._know.heat.observe(longest, routed.prompt_tokens, replicas, now_s, block_tokens)

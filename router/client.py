@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
 
+from router.address import INET, peer_address, send_at_once
 from router.error import OverloadedError, RequestTimeoutError, RouterError
 from router.intake import Intake
 from router.reply import Response, error_response
@@ -31,6 +33,8 @@ LINGER_S = 2.0
 """How long bytes that nobody wants are read, so that a last answer is not lost to a reset."""
 WAITING_BYTES = 64 * 1024
 """Reading stops while more than this waits behind a request that is being answered."""
+TLS_UNSENT_BYTES = 64 * 1024
+"""So much may wait to be encrypted before the client counts as slow; without TLS it is the same."""
 _TCP_ESTABLISHED = 1
 """The first byte of Linux' ``tcp_info``, while neither side has closed."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -43,6 +47,7 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_has_eof",
+        "_has_tls",
         "_intake",
         "_is_answered",
         "_is_head_timed",
@@ -66,7 +71,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, server: Server) -> None:
         self._server = server
         self._loop = asyncio.get_running_loop()
-        self._intake = Intake(server.limits)
+        self._intake = Intake(server.limits, server.bodies)
         self._request: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -74,6 +79,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_head_timed = True
         """Whether the end of a head is due; the first one is from the start."""
         self._has_eof = False
+        self._has_tls = False
         self._is_answered = False
         self._is_leaving = False
         self._is_lingering = False
@@ -87,11 +93,11 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport; small writes must not wait for acknowledgements."""
         self.transport = cast(asyncio.Transport, transport)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer = transport.get_extra_info("peername")
-        self.peer = str(peer[0]) if peer else None
+        send_at_once(self.transport)
+        self._has_tls = transport.get_extra_info("sslcontext") is not None
+        if self._has_tls:
+            self.transport.set_write_buffer_limits(TLS_UNSENT_BYTES)
+        self.peer = peer_address(transport.get_extra_info("peername"))
         self._timer = self._loop.call_later(self._tick_s(), self._on_timer)
         self._server.opened(self)
 
@@ -112,12 +118,15 @@ class ClientConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """Note that the client sends no more; True keeps the transport open to answer."""
+        """Note that the client sends no more; True keeps the transport open to answer.
+
+        TLS has no half-close: its transport closes, whatever is returned.
+        """
         self._has_eof = True
         if self._is_lingering or self._request is None:
             return False
         self._loop.call_soon(self._give_up, self._request)
-        return True
+        return not self._has_tls
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - of no interest
         """Cancel what is being answered: nobody is there."""
@@ -148,6 +157,11 @@ class ClientConnection(asyncio.Protocol):
         callback, self.on_writable = self.on_writable, None
         if callback is not None:
             callback()
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the client is a proxy that may say who is before it."""
+        return self._server.peers.is_trusted(self.peer)
 
     # Answering.
 
@@ -274,16 +288,18 @@ class ClientConnection(asyncio.Protocol):
         """Close after the last answer.
 
         Bytes that arrive at a closed socket, or were never read from it, make a reset of the close,
-        and a reset may overtake the answer: where there may be some, they are read first.
+        and a reset may overtake the answer: where there may be some, they are read first. With TLS
+        that happens without an end of what is written: the answer's framing has one.
         """
         self._intake.end()
         transport = self.transport
-        if not has_unread or self._has_eof or not transport.can_write_eof():
+        if not has_unread or self._has_eof:
             transport.close()
             return
         self._is_lingering = True
         try:
-            transport.write_eof()
+            if transport.can_write_eof():
+                transport.write_eof()
         except OSError:  # the answer met a socket that is closed already, which reset this one
             transport.abort()
             return
@@ -318,15 +334,21 @@ class ClientConnection(asyncio.Protocol):
         if self._request is None:
             self.transport.close()
 
-    def shed(self) -> None:
+    def shed(self, message: str) -> None:
         """Tell a client that there are too many, and end."""
-        self._begin(Request.refused(OverloadedError("too many connections")))
+        self._begin(Request.refused(OverloadedError(message)))
 
 
 def _is_left(transport: asyncio.Transport) -> bool:
     """Return whether the client closed or reset a connection that nobody reads, as far as known."""
     sock = transport.get_extra_info("socket")
-    if sock is None or transport.is_closing() or not hasattr(socket, "TCP_INFO"):
+    if sock is None or transport.is_closing():
+        return False
+    if sock.family not in INET:
+        waiting = select.poll()
+        waiting.register(sock.fileno(), 0)
+        return any(events & select.POLLHUP for _, events in waiting.poll(0))
+    if not hasattr(socket, "TCP_INFO"):
         return False
     state: int = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
     return state != _TCP_ESTABLISHED

@@ -5,8 +5,10 @@ Unknown keys are refused. A wrong value ends with ``ConfigError``, which names t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-from urllib.parse import urlsplit
+import re
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 import yaml
@@ -17,18 +19,22 @@ from policies.hold import HoldSettings
 from policies.hot import HotSettings
 from policies.union import AnyPolicy
 from router.adapter import AdapterSettings
+from router.admission_setting import AdmissionSettings
 from router.billing_setting import BillingSettings
 from router.decision_log import DecisionLogSettings
+from router.ejection import EjectionSettings
+from router.endpoint import Endpoint
 from router.expected import explained
 from router.kv_source import KvTransferSettings
+from router.quarantine import QuarantineSettings
+from router.retry_setting import RetrySettings
+from router.registration_setting import RegistrationSettings, registration_fault
 from router.tenant import Label, TenantSettings, tenant_fault
-from router.upstream import Endpoint
+from router.tls_setting import ListenerTls
 from state.client import check_url
-from state.model import NAME_PATTERN
+from state.model import NAME_PATTERN, UNIX_SCHEME
 from state.residency import MIN_BYTES
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from state.tls import ClientTls
 
 Name = Annotated[
     str,
@@ -49,6 +55,9 @@ ExtraPath = Annotated[
 ]
 """A path without a query, and without a segment that begins with a dot; ``/*`` at its end stands
 for every such path that begins so."""
+SocketMode = Annotated[
+    str, Meta(pattern=r"\A0?[0-7]{3}\Z", description='a file mode in quotes, such as "0660"')
+]
 EngineKey = Annotated[
     str, Meta(pattern=r"\A[\x21-\x7e]+\Z", description="a key of ASCII characters without spaces")
 ]
@@ -118,7 +127,7 @@ class UpstreamTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Deadlines towards the replicas, in seconds, and the key that they want to see.
 
     ``api_key`` goes with the router's own questions, and with clients' requests in place of their
-    keys where those are tenants'.
+    keys where those are tenants'. ``tls`` is for those behind ``https://``.
     """
 
     connect_timeout_s: PositiveFloat = 1.0
@@ -127,6 +136,7 @@ class UpstreamTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     write_stall_timeout_s: PositiveFloat = 60.0
     pool_idle_s: PositiveFloat = 3.0
     api_key: EngineKey | None = None
+    tls: ClientTls = ClientTls()
 
     def __repr__(self) -> str:
         """Leave the key out."""
@@ -136,28 +146,42 @@ class UpstreamTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a client may send, and how long it may take.
 
-    ``connections`` bounds those that are open on one listener; more are answered with 503.
+    ``connections`` bounds those that are open on one listener, ``connections_per_address`` those
+    from one address; more are answered with 503. Not counted by address are loopback and
+    ``trusted_proxies``, whose X-Forwarded-For is believed. ``buffered_bytes`` bounds the bodies of
+    all open requests together.
     """
 
     connections: PositiveInt = 16_384
+    connections_per_address: PositiveInt = 256
+    trusted_proxies: tuple[str, ...] = ()
     head_deadline_s: PositiveFloat = 10.0
     body_bytes: PositiveInt = 8 * 1024 * 1024
     body_deadline_s: PositiveFloat = 30.0
+    body_bytes_per_s: PositiveInt = 16 * 1024
+    buffered_bytes: PositiveInt = 256 * 1024 * 1024
 
 
 class HealthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Active checks of ``GET /health``: ``fall`` failures take out, ``rise`` bring back."""
+    """Active checks of ``GET /health``: ``fall`` failures take out, ``rise`` bring back.
+
+    Over ``slow_start_s`` a replica that came back gets more and more; 0: all at once.
+    """
 
     interval_s: PositiveFloat = 2.0
     timeout_s: PositiveFloat = 1.0
     fall: PositiveInt = 3
     rise: PositiveInt = 2
+    slow_start_s: Annotated[float, Meta(ge=0)] = 30.0
 
 
 class DrainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """On SIGTERM: not ready, still accepting for ``accept_s``, then ``grace_s`` to finish."""
+    """On SIGTERM: not ready, still accepting for ``accept_s``, then ``grace_s`` to finish.
 
-    accept_s: Annotated[float, Meta(ge=0)] = 0.0
+    On SIGINT ``accept_s`` is skipped, at a second signal whatever is left of both.
+    """
+
+    accept_s: Annotated[float, Meta(ge=0)] = 5.0
     grace_s: Annotated[float, Meta(ge=0)] = 120.0
 
 
@@ -176,12 +200,16 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything ``warmroute serve`` can be told.
 
     ``attend_sidecars``: run the sidecar of each of ``replicas`` whose engine publishes KV events,
-    where nobody else does.
+    where nobody else does. ``socket_mode``: who may connect to a listener at ``unix:/path``.
     """
 
     listen: str = DEFAULT_LISTEN
+    listen_tls: ListenerTls | None = None
     admin: str | None = DEFAULT_ADMIN
+    admin_tls: ListenerTls | None = None
+    socket_mode: SocketMode = "0600"
     replicas: tuple[StaticReplica, ...] = ()
+    registration: RegistrationSettings = RegistrationSettings()
     attend_sidecars: bool = True
     models: tuple[ModelSettings, ...] = ()
     adapters: tuple[AdapterSettings, ...] = ()
@@ -190,11 +218,15 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: AnyPolicy = ExpectedTtft()
     hot_prefix: HotSettings = HotSettings()
     hold: HoldSettings = HoldSettings()
+    admission: AdmissionSettings = AdmissionSettings()
     placements: PlacementSettings = PlacementSettings()
     kv_transfer: KvTransferSettings = KvTransferSettings()
     upstream: UpstreamTimes = UpstreamTimes()
     limits: LimitSettings = LimitSettings()
     health: HealthSettings = HealthSettings()
+    ejection: EjectionSettings = EjectionSettings()
+    retry: RetrySettings = RetrySettings()
+    quarantine: QuarantineSettings = QuarantineSettings()
     drain: DrainSettings = DrainSettings()
     paths: tuple[ExtraPath, ...] = ()
     receipts: bool = False
@@ -246,21 +278,44 @@ def split_address(key: str, address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def socket_path(key: str, address: str) -> Path | None:
+    """Return the path of ``unix:/path``, None for ``host:port``; raises ConfigError."""
+    if not address.startswith(UNIX_SCHEME):
+        return None
+    path = Path(address.removeprefix(UNIX_SCHEME))
+    if not path.is_absolute() or "\0" in address:
+        message = f"{key}: expected unix:/path, got {address!r}"
+        raise ConfigError(message)
+    return path
+
+
 def check_replica_url(key: str, url: str) -> None:
-    """Refuse whatever is not ``http://host:port`` without anything behind it."""
+    """Refuse whatever is not ``http[s]://host:port`` alone, or ``unix:/path``."""
     try:
-        Endpoint.parse(url)
+        Endpoint.configured(url)
     except ValueError:
         shown = "one with credentials" if "@" in url else repr(url)
-        message = f"{key}: expected http://host:port, got {shown}"
+        message = f"{key}: expected http://host:port (or https://, or unix:/path), got {shown}"
         raise ConfigError(message) from None
+
+
+def _check_listener(key: str, address: str, tls: ListenerTls | None) -> None:
+    if socket_path(key, address) is None:
+        split_address(key, address)
+    elif tls is not None:
+        message = f"{key}_tls: expected none, as {key} is a unix socket"
+        raise ConfigError(message)
 
 
 def check_config(config: Config) -> None:
     """Check what types cannot say; raises ConfigError."""
-    split_address("listen", config.listen)
+    _check_listener("listen", config.listen, config.listen_tls)
     if config.admin is not None:
-        split_address("admin", config.admin)
+        _check_listener("admin", config.admin, config.admin_tls)
+    elif config.admin_tls is not None:
+        message = "admin_tls: expected none without admin"
+        raise ConfigError(message)
+    _check_limits(config.limits)
     if config.state.redis is not None:
         try:
             check_url(config.state.redis)
@@ -270,14 +325,11 @@ def check_config(config: Config) -> None:
     if config.hold.enabled and config.state.lookup == "direct":
         message = "hold.enabled: expected state.lookup mirror; a waiting request is chosen for anew"
         raise ConfigError(message)
-    seen: set[str] = set()
-    for index, replica in enumerate(config.replicas):
-        check_replica_url(f"replicas[{index}].url", replica.url)
-        name = replica_name(replica)
-        if name in seen:
-            message = f"replicas[{index}]: {name!r} occurs twice; give each replica its own name"
-            raise ConfigError(message)
-        seen.add(name)
+    _check_replicas(config)
+    fault = registration_fault(config.registration)
+    if fault is not None:
+        message = f"registration.{fault}"
+        raise ConfigError(message)
     for index, model in enumerate(config.models):
         if (model.tokenizer is None) is (model.tokens is None):
             message = f"models[{index}]: expected one of tokenizer and tokens"
@@ -289,6 +341,32 @@ def check_config(config: Config) -> None:
     _check_tenants(config)
 
 
+def _check_limits(limits: LimitSettings) -> None:
+    for index, proxy in enumerate(limits.trusted_proxies):
+        try:
+            ip_network(proxy)
+        except ValueError:
+            message = f"limits.trusted_proxies[{index}]: expected a network, such as 10.0.0.0/8"
+            raise ConfigError(message) from None
+    if limits.buffered_bytes < limits.body_bytes:
+        message = "limits.buffered_bytes: expected at least limits.body_bytes"
+        raise ConfigError(message)
+
+
+def _check_replicas(config: Config) -> None:
+    seen: set[str] = set()
+    for index, replica in enumerate(config.replicas):
+        check_replica_url(f"replicas[{index}].url", replica.url)
+        name = replica_name(replica)
+        if not re.fullmatch(NAME_PATTERN, name):
+            message = f"replicas[{index}]: give it a name; its address does not make one"
+            raise ConfigError(message)
+        if name in seen:
+            message = f"replicas[{index}]: {name!r} occurs twice; give each replica its own name"
+            raise ConfigError(message)
+        seen.add(name)
+
+
 def _check_tenants(config: Config) -> None:
     fault = tenant_fault(config.tenants, config.groups)
     if config.tenants and config.deployment_key_file is None:
@@ -298,6 +376,5 @@ def _check_tenants(config: Config) -> None:
 
 
 def replica_name(replica: StaticReplica) -> str:
-    """Return the configured name, else ``host:port``."""
-    parts = urlsplit(replica.url)
-    return replica.name or f"{parts.hostname}:{parts.port or 80}"
+    """Return the configured name, else ``host:port``, or the path of its socket with dots."""
+    return replica.name or Endpoint.configured(replica.url).name

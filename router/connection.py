@@ -8,17 +8,25 @@ its framing said, with nothing after it; in every other case it is thrown away.
 from __future__ import annotations
 
 import asyncio
-import socket
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+import ssl
+from typing import TYPE_CHECKING, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
-from msgspec import Struct
 
-from router.error import ReplicaClosedError, ReplicaError, ReplicaProtocolError
-from router.header import Framing, RawHeaders, body_framing, header_value, response_lines
+from router.address import said_farewell, send_at_once
+from router.error import (
+    ReplicaClosedError,
+    ReplicaError,
+    ReplicaProtocolError,
+    ReplicaTlsError,
+)
+from router.header import Framing, body_framing
+from router.reply_head import ReplyHead, ReplyHeaders, read_headers
+from state.tls import said
 
 if TYPE_CHECKING:
-    from router.upstream import Endpoint, UpstreamPool
+    from router.endpoint import Endpoint
+    from router.upstream import UpstreamPool
 
 VERSIONS = frozenset({"1.0", "1.1"})
 INTERIM_STATUSES = frozenset(range(100, 200)) - {101}
@@ -28,56 +36,6 @@ _LENGTH_BYTES = len(b"content-length")
 _DATE_BYTES = len(b"date")
 WRITE_WHOLE_BYTES = 64 * 1024
 """Up to here head and body are joined for one write; above, the copy costs more than it saves."""
-
-
-class ReplyHeaders(Struct, frozen=True, kw_only=True):
-    """What a replica's headers say, Content-Length and Date apart: it repeats the others.
-
-    ``lines`` are what goes on to the client; ``transfer_codings`` are in lower case; ``content`` is
-    what can be read on the way, None for compressed and all other bodies.
-    """
-
-    received: RawHeaders
-    lines: bytes
-    transfer_codings: tuple[bytes, ...]
-    content: Literal["events", "json"] | None
-    retry_after: bytes
-
-
-def read_headers(received: RawHeaders) -> ReplyHeaders:
-    """Return what the headers say; raises ReplicaProtocolError for unsafe ones."""
-
-    def value(name: bytes, default: bytes) -> bytes:
-        return (header_value(received, name) or default).strip().lower()
-
-    content: Literal["events", "json"] | None = None
-    if value(b"content-encoding", b"identity") == b"identity":
-        kind = value(b"content-type", b"")
-        if kind.startswith(b"text/event-stream"):
-            content = "events"
-        elif kind.startswith(b"application/json"):
-            content = "json"
-    return ReplyHeaders(
-        received=received,
-        lines=response_lines(received),
-        transfer_codings=tuple(
-            value.strip(b" \t").lower()
-            for name, value in received
-            if name.lower() == b"transfer-encoding"
-        ),
-        content=content,
-        retry_after=value(b"retry-after", b""),
-    )
-
-
-class ReplyHead(Struct, frozen=True):
-    """The head of a final response; ``content_length`` is None where there is none."""
-
-    status: int
-    headers: ReplyHeaders
-    dates: list[bytes]
-    framing: Framing
-    content_length: int | None
 
 
 class ReplySink(Protocol):
@@ -113,6 +71,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_fresh_head",
         "_has_answered",
         "_has_extra",
+        "_has_farewell",
         "_has_head",
         "_headers",
         "_is_complete",
@@ -145,6 +104,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._requests_sent = 0
         self._is_paused = False
         self._is_discarded = False
+        self._has_farewell = False
         self._begin("GET")
 
     def _begin(self, method: str) -> None:
@@ -215,12 +175,10 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport; small writes must not wait for acknowledgements."""
         if self._is_discarded:  # nobody waits for the connection any more
-            transport.close()
+            cast(asyncio.Transport, transport).abort()
             return
         self.transport = cast(asyncio.Transport, transport)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        send_at_once(self.transport)
         self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -276,6 +234,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """Let the transport close; ``connection_lost`` judges what is missing."""
+        if self.endpoint.is_tls and self.transport is not None:
+            self._has_farewell = said_farewell(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Settle the response: its end, when the end of the connection was its framing."""
@@ -285,12 +245,15 @@ class UpstreamConnection(asyncio.Protocol):
         sink, self._sink = self._sink, None
         if sink is None:
             return
-        if exc is None and self._has_head and self._framing == "close":
+        is_whole = exc is None and (self._has_farewell or not self.endpoint.is_tls)
+        if is_whole and self._has_head and self._framing == "close":
             sink.on_end()
         else:
             sink.on_failure(self._closed_error(exc))
 
-    def _closed_error(self, exc: Exception | None) -> ReplicaClosedError:
+    def _closed_error(self, exc: Exception | None) -> ReplicaError:
+        if isinstance(exc, ssl.SSLError) and not self._has_answered and self._requests_sent == 1:
+            return ReplicaTlsError(said(exc))  # TLS 1.3 tells so late that it takes no certificate
         if self._requests_sent > 1 and not self._has_answered:
             return StaleConnectionError("a pooled connection was closed by the replica")
         how = "reset" if exc is not None else "closed"

@@ -149,7 +149,7 @@ class Diagnoses:
 
     def look(self, key: BookKey, book: Book, now_s: float) -> None:
         """Begin, change or end the finding about ``key``, as its book says now."""
-        active = self._active.get(key)
+        active = self._active.get(key) if self._active else None
         if active is None and not book.is_in_trouble:
             return
         kind = kind_of(key.ground, book)

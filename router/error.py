@@ -116,11 +116,38 @@ class BodyTooLargeError(ClientError):
     code = "body_too_large"
 
 
+class TargetTooLongError(ClientError):
+    """The request target is longer than the router takes."""
+
+    status = 414
+    code = "target_too_long"
+
+
+class HeadTooLargeError(ClientError):
+    """The head, one of its headers, or their number is larger than the router takes."""
+
+    status = 431
+    code = "head_too_large"
+
+
 class UnsupportedEncodingError(ClientError):
     """The body is compressed; engines read plain JSON."""
 
     status = 415
     code = "unsupported_content_encoding"
+
+
+class QuarantinedError(ClientError):
+    """Replicas died while they had this request: it is kept away from the others for a while."""
+
+    status = 422
+    code = "request_quarantined"
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(
+            "replicas died while they had this very request: it is not sent to another one for now"
+        )
+        self.retry_after_s = retry_after_s
 
 
 class OverloadedError(RouterError):
@@ -168,11 +195,33 @@ class ReplicaError(RouterError):
     can_retry: ClassVar[bool] = False
 
 
+class NoDescriptorError(ReplicaError):
+    """This process has no open file left for a connection: the replica is not to blame."""
+
+    status = 503
+    type = "overloaded_error"
+    code = "no_file_descriptor"
+    retry_after_s = 1
+
+
 class ReplicaUnreachableError(ReplicaError):
     """The connection was refused, timed out, or its name did not resolve: nothing was sent."""
 
     code = "replica_unreachable"
     can_retry = True
+
+
+class ReplicaTlsError(ReplicaUnreachableError):
+    """The replica's certificate was not believed, or it spoke no TLS, or took not ours.
+
+    ``reason`` says which, for operators only.
+    """
+
+    code = "replica_tls_failed"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("no trusted connection to the replica can be made")
+        self.reason = reason
 
 
 class ReplicaConnectTimeoutError(ReplicaUnreachableError):
@@ -187,6 +236,12 @@ class ReplicaClosedError(ReplicaError):
     code = "replica_closed"
 
 
+class ReplicaDiedError(ReplicaClosedError):
+    """It closed the connection of a request that was sent to it, and refuses new ones: it died."""
+
+    code = "replica_died"
+
+
 class ReplicaProtocolError(ReplicaError):
     """The response is not one that may be passed on: its head or its framing is wrong."""
 
@@ -198,6 +253,15 @@ class ReplicaTimeoutError(ReplicaError):
 
     status = 504
     code = "replica_timeout"
+
+
+class RouterEndsError(ReplicaError):
+    """The router ends before the replica does; another router may be asked."""
+
+    status = 503
+    type = "overloaded_error"
+    code = "draining"
+    retry_after_s: ClassVar[int] = 1
 
 
 class ReplicaBusyError(ReplicaError):
@@ -221,7 +285,9 @@ def error_headers(error: RouterError) -> dict[str, str]:
     if isinstance(error, UnauthenticatedError):
         return {"WWW-Authenticate": "Bearer"}
     retry_after_s = getattr(error, "retry_after_s", None)
-    return {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    if retry_after_s is None:
+        return {}
+    return {"Retry-After": str(retry_after_s), **getattr(error, "headers", {})}
 
 
 def error_body(error: RouterError) -> bytes:

@@ -16,6 +16,7 @@ from router.error import (
     ReplicaError,
     ReplicaProtocolError,
     ReplicaTimeoutError,
+    RouterEndsError,
     error_event,
 )
 from router.header import date_line, response_head
@@ -25,8 +26,9 @@ from router.wire import ClientStream
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router.connection import ReplyHead, UpstreamConnection
+    from router.connection import UpstreamConnection
     from router.relay import RelayRequest
+    from router.reply_head import ReplyHead
     from router.request import Request
     from router.upstream import UpstreamPool
 
@@ -34,6 +36,8 @@ Outcome = Literal["done", "failed", "cancelled"]
 """How a committed relay ended: passed on whole, cut by the replica, cut by the client."""
 
 _OK = 200
+BUSY_STATUSES = frozenset({429, 503})
+"""Those that say that there is no room now."""
 
 
 class Exchange:
@@ -46,6 +50,7 @@ class Exchange:
     error: ReplicaError | None = None
     outcome: Outcome = "done"
     reason = "complete"
+    retry_after_s: int | None = None
     _connection: UpstreamConnection | None = None
     _has_body_begun = False
     _has_ended = False
@@ -90,9 +95,11 @@ class Exchange:
 
     def on_reply(self, head: ReplyHead, data: bytes) -> None:
         """Commit, unless the status is to be raised or the head cannot be passed on."""
-        if head.status in self._outbound.raised_statuses:
-            self._refuse(ReplicaBusyError(head.status, _retry_after_s(head)))
-            return
+        if head.status in BUSY_STATUSES:
+            self.retry_after_s = _retry_after_s(head)
+            if self._is_raised(head):
+                self._refuse(ReplicaBusyError(head.status, self.retry_after_s))
+                return
         try:
             head_bytes = self._commit(head)
         except ReplicaProtocolError as error:
@@ -135,6 +142,16 @@ class Exchange:
             self._refuse(error)
         else:
             self._break_off("truncated", "the replica broke the stream off")
+
+    def _is_raised(self, head: ReplyHead) -> bool:
+        """Return whether the caller wants to try elsewhere what this replica has no room for."""
+        outbound = self._outbound
+        if head.status not in outbound.raised_statuses:
+            return False
+        most_s = outbound.raised_retry_after_s
+        if most_s is None or not head.headers.retry_after:
+            return True
+        return self.retry_after_s is not None and self.retry_after_s <= most_s
 
     # Passing on.
 
@@ -227,7 +244,9 @@ class Exchange:
         elif self._has_body_begun:
             due_s = self._last_news_s + settings.chunk_idle_timeout_s
         else:
-            due_s = self._sent_s + settings.first_byte_timeout_s
+            due_s = self._sent_s + (
+                self._outbound.first_byte_timeout_s or settings.first_byte_timeout_s
+            )
         if now_s < due_s:
             return
         if self._is_paused and self.hand is not None:
@@ -241,6 +260,15 @@ class Exchange:
 
     # Endings.
 
+    def end_now(self) -> None:
+        """End an exchange that the router does not outlive: that is no fault of the replica."""
+        error = RouterEndsError("the router ends")
+        if self.hand is None:
+            self._refuse(error)
+        else:
+            self._cut(error)
+            self._end("cancelled", error.code)
+
     def _refuse(self, error: ReplicaError) -> None:
         """Settle before the commit."""
         self.error = error
@@ -248,15 +276,20 @@ class Exchange:
 
     def _break_off(self, reason: str, message: str) -> None:
         """Settle after the commit: the response cannot be completed."""
+        if self.hand is not None:
+            self._cut(ReplicaClosedError(message))
+            self._end("failed", reason)
+
+    def _cut(self, error: ReplicaError) -> None:
+        """Break the response off, with an event that says why where it is a stream of events."""
         hand, stream = self.hand, self.stream
         if hand is None:
             return
         last_words = b""
         if stream is not None and not stream.is_done:
             gap = b"" if stream.is_between_events else b"\n\n"
-            last_words = gap + error_event(ReplicaClosedError(message))
+            last_words = gap + error_event(error)
         hand.break_off(last_words)
-        self._end("failed", reason)
 
     def _leave(self) -> None:
         self._settle("cancelled", "client_gone")

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 TICK_S: Final = 0.25
 DONE: Final = "done"
+EVENTS: Final = Ground.EVENTS
+"""By a name of its own: an enumeration's members are slow to reach."""
 FIRST_ERROR_STATUS: Final = 400
 
 
@@ -67,7 +69,8 @@ class Feedback:
             return
         choice = call.choices[-1]
         ground = ground_of(routed, is_told=choice.is_told)
-        branch = _branch(routed, choice)
+        branches = routed.branches
+        branch = branches[0] if len(branches) == 1 else _branch(routed, choice)
         block_tokens = branch.identity.block_tokens // (1 if routed.is_exact else BYTES_PER_TOKEN)
         forecast = forecast_of(routed, choice)
         seen = self._observation(routed, choice, usage, forecast, block_tokens)
@@ -75,7 +78,7 @@ class Feedback:
         key = BookKey(choice.member.replica, routed.prompt.model, ground)
         book = self.know.trust.observe(key, seen, now_s, tenant)
         self.diagnoses.look(key, book, now_s)
-        if ground is Ground.EVENTS and seen.has_recall and seen.reported_tokens is not None:
+        if ground is EVENTS and seen.has_recall and seen.reported_tokens is not None:
             self._learn(choice, seen, forecast, branch)
 
     def tick(self, now_s: float) -> None:
@@ -123,13 +126,13 @@ class Feedback:
         is_single = len(prompt.prompts) == 1 and prompt.choices == 1
         is_other = has_other_length(prompt, usage) if routed.is_exact else None
         return Observation(
-            certain_tokens=certain,
-            reach_tokens=reach,
-            reported_tokens=reported,
-            tolerance_tokens=0 if block_tokens == page_tokens else block_tokens,
-            visible_tokens=block_tokens,
-            has_recall=is_single and choice.kv_source is None,
-            has_length=None if is_other is None else not is_other,
+            certain,
+            reach,
+            reported,
+            0 if block_tokens == page_tokens else block_tokens,
+            block_tokens,
+            is_single and choice.kv_source is None,
+            None if is_other is None else not is_other,
         )
 
     def _learn(self, choice: Choice, seen: Observation, forecast: Forecast, branch: Branch) -> None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct, structs
 
 from router.adapter import NONE, Adapters
 from router.config import replica_name
-from router.upstream import Endpoint
+from router.endpoint import Endpoint
+from router.registration import AddressRule, Registration, checked
+from router.registration_setting import RegistrationSettings
 from state.model import ModelIdentity, ReplicaId, ReplicaLoad
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from router.adapter import AdapterSettings
     from router.config import StaticReplica
@@ -31,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 ASSUMED_CAPACITY_TOKENS: Final = 400_000
 """Of a configured replica whose cache nobody told the size of."""
+LOGGED_AT_ONCE: Final = 10
+"""Replicas that are ignored from now on and named, each in a line."""
 
 
 class Member(Struct, frozen=True, kw_only=True):
@@ -72,31 +75,24 @@ def static_member(settings: StaticReplica) -> Member:
     """Return the member that a ``replicas:`` entry describes."""
     return Member(
         replica=ReplicaId(replica_name(settings)),
-        endpoint=Endpoint.parse(settings.url),
+        endpoint=Endpoint.configured(settings.url),
         capacity_tokens=settings.kv_capacity_tokens or ASSUMED_CAPACITY_TOKENS,
     )
 
 
-def is_unfit(host: str) -> bool:
-    """Return whether ``host`` is an address that no replica has, such as a cloud's metadata."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return False
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return address.is_link_local or address.is_multicast or address.is_unspecified
+def registered_member(
+    state: ReplicaState, adapters: Adapters | None = None, endpoint: Endpoint | None = None
+) -> Member | None:
+    """Return the member that a registry entry describes; None when its address is unusable.
 
-
-def registered_member(state: ReplicaState, adapters: Adapters | None = None) -> Member | None:
-    """Return the member that a registry entry describes; None when its address is unusable."""
+    ``endpoint``: how it is dialled, where that was found out before.
+    """
     record = state.record
-    try:
-        endpoint = Endpoint.parse(record.endpoint)
-    except ValueError:
-        return None
-    if is_unfit(endpoint.host):
-        return None
+    if endpoint is None:
+        try:
+            endpoint = checked(record, AddressRule())
+        except ValueError:
+            return None
     capacity = record.capacity_pages
     return Member(
         replica=record.replica,
@@ -121,16 +117,21 @@ class FleetTable:
         reader: FleetReader,
         configured: Iterable[StaticReplica],
         adapters: Sequence[AdapterSettings] = (),
+        registration: RegistrationSettings = RegistrationSettings(),  # noqa: B008 - a frozen value
     ) -> None:
         self._reader = reader
         self.adapters = Adapters(adapters)
         given = tuple(configured)
         self._configured = tuple(static_member(settings) for settings in given)
         self._assumed = {replica_name(one) for one in given if one.kv_capacity_tokens is None}
+        own = (member.endpoint for member in self._configured)
+        self.registration = Registration(registration, own)
+        self.registration.on_found = self.refresh
         self._seen: Mapping[ReplicaId, ReplicaState] | None = None
         self._members: dict[ReplicaId, Member] = {}
         self._identities: dict[ModelIdentity, ModelIdentity] = {}
         self._unusable: frozenset[ReplicaId] = frozenset()
+        self._have_events = False
 
     @property
     def unusable(self) -> frozenset[ReplicaId]:
@@ -158,26 +159,53 @@ class FleetTable:
             self._members = self._merge(registered)
         return self._members
 
+    @property
+    def have_events(self) -> bool:
+        """Whether any member tells what it holds."""
+        self.members()
+        return self._have_events
+
     def _merge(self, registered: Mapping[ReplicaId, ReplicaState]) -> dict[ReplicaId, Member]:
-        known = {
-            name: registered_member(state, self.adapters)
-            for name, state in sorted(registered.items())
-        }
-        self._note_unusable(frozenset(name for name, member in known.items() if member is None))
-        members = [member for member in known.values() if member is not None]
-        merged = {member.replica: self._shared(member) for member in members}
+        known = dict(self._known(registered))
+        merged = {member.replica: self._shared(member) for member in known.values()}
         self._identities = {m.identity: m.identity for m in merged.values() if m.identity}
         taken = {member.endpoint for member in merged.values()}
         for member in self._configured:
             if member.endpoint not in taken and member.replica not in merged:
                 merged[member.replica] = member
         self.adapters.settle(merged.values())
+        self._have_events = any(member.has_events for member in merged.values())
         return merged
 
+    def _known(
+        self, registered: Mapping[ReplicaId, ReplicaState]
+    ) -> Iterator[tuple[ReplicaId, Member]]:
+        """Yield the registered replicas that can be dialled; note which ones never can."""
+        taken = self.registration.taken(registered, self._members)
+        unusable = registered.keys() - set(taken)
+        for name in taken:
+            state = registered[name]
+            try:
+                endpoint = self.registration.endpoint(state.record)
+            except ValueError:
+                unusable.add(name)
+                continue
+            member = endpoint and registered_member(state, self.adapters, endpoint)
+            if member:
+                yield name, member
+        self._note_unusable(frozenset(unusable))
+
     def _note_unusable(self, unusable: frozenset[ReplicaId]) -> None:
-        for replica in sorted(unusable - self._unusable):
+        fresh = sorted(unusable - self._unusable)
+        for replica in fresh[:LOGGED_AT_ONCE]:
             _log.warning("replica %s is ignored: its record has no usable address", replica)
+        if len(fresh) > LOGGED_AT_ONCE:
+            _log.warning("%d more replicas are ignored", len(fresh) - LOGGED_AT_ONCE)
         self._unusable = unusable
+
+    def refresh(self) -> None:
+        """Look at every record again."""
+        self._seen = None
 
     def _shared(self, member: Member) -> Member:
         """Return ``member`` with the one object that stands for its identity in this table."""
@@ -198,13 +226,19 @@ class FleetTable:
         return able if base is None else self._able(base, pulse, tried)
 
     def _able(self, model: str | None, pulse: Pulse, tried: Collection[ReplicaId]) -> list[Member]:
+        is_up, served_models = pulse.is_up, pulse.served_models
         return [
             member
             for member in self.members().values()
             if not member.is_draining
             and member.replica not in tried
-            and pulse.is_up(member.replica)
-            and (model is None or self.serves(member, model, pulse))
+            and is_up(member.replica)
+            and (  # as ``serves`` has it
+                model is None
+                or (member.identity is not None and member.identity.model == model)
+                or model in member.adapters
+                or model in served_models(member.replica)
+            )
         ]
 
     @staticmethod

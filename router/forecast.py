@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from policies.view import Warmth
 from router.trust import Ground
@@ -11,8 +13,13 @@ if TYPE_CHECKING:
     from router.chooser import Choice, Routed
     from state.model import ReplicaId
 
+BYTES: Final = Ground.BYTES
+EVENTS: Final = Ground.EVENTS
+PLACEMENTS: Final = Ground.PLACEMENTS
+"""By names of their own: an enumeration's members are slow to reach."""
 
-class Forecast(NamedTuple):
+
+class Forecast(Struct, frozen=True, gc=False):
     """What was known of a prompt on a replica, in tokens, before ``credit`` was applied.
 
     Up to ``reach_tokens`` by events or placements, of which ``certain_tokens`` are computed and in
@@ -33,14 +40,14 @@ class Forecast(NamedTuple):
 def ground_of(routed: Routed, *, is_told: bool) -> Ground:
     """Return what predictions are made of; ``is_told``: events tell, and the state is live."""
     if not routed.is_exact:
-        return Ground.BYTES
-    return Ground.EVENTS if is_told else Ground.PLACEMENTS
+        return BYTES
+    return EVENTS if is_told else PLACEMENTS
 
 
 def forecast_of(routed: Routed, choice: Choice) -> Forecast:
     """Return what was known of the chosen replica when it was chosen."""
     replica = choice.member.replica
-    forecast = routed.forecasts.get(replica)
+    forecast = routed.forecasts.get(replica) if routed.forecasts else None
     if forecast is not None:
         return forecast
     for view in choice.views:
@@ -52,13 +59,15 @@ def forecast_of(routed: Routed, choice: Choice) -> Forecast:
 
 def credits_of(routed: Routed | None) -> dict[str, float]:
     """Return by what the last view of each replica was multiplied, where that is not 1."""
-    forecasts = routed.forecasts if routed is not None else {}
+    forecasts = routed.forecasts if routed is not None else None
+    if not forecasts:
+        return {}
     return {replica: one.credit for replica, one in forecasts.items() if one.credit < 1.0}
 
 
 def promised_tokens(routed: Routed | None, replica: ReplicaId) -> int | None:
     """Return what a replica's prediction would be if it were trusted; None where it is."""
-    forecast = routed.forecasts.get(replica) if routed is not None else None
+    forecast = routed.forecasts.get(replica) if routed is not None and routed.forecasts else None
     if forecast is None or forecast.credit >= 1.0:
         return None
     return forecast.promised_tokens

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -18,11 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from router.address import network_of
 from router.config import ConfigError
 from router.error import ForbiddenError, RateLimitedError, RouterError, UnauthenticatedError
 from router.metrics import Counts
 from router.reply import error_response
 from router.salt import salt_field, salted
+from router.server import FORM_PATHS
 from router.tally import Tally
 from router.tenant import FirstEpoch, Tenant, keys_of, tenant_of
 from state.secret import SecretError, engine_salt, read_deployment_key
@@ -43,9 +44,8 @@ ADDRESSES_KEPT: Final = 4_096
 GUARDED_PATHS: Final = frozenset({"/v1/models"})
 OPERATOR_PATHS: Final = frozenset({"/metrics"})
 """Sums over all tenants: not for clients."""
-UNSALTED_PATHS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
-"""Forms, in which no engine takes a salt."""
-_NETWORK_BYTES: Final = 8
+UNSALTED_PATHS: Final = FORM_PATHS
+"""No engine takes a salt there."""
 _NOBODY: Final = bytes(hashlib.sha256().digest_size)
 _UNKNOWN: Final = "API key: expected a known one, in Authorization: Bearer or in X-Api-Key"
 
@@ -78,7 +78,7 @@ class Failures:
 
     def allow(self, peer: str | None) -> bool:
         """Count one failure; return whether the address may have it."""
-        name, now_s = _network(peer), self._clock()
+        name, now_s = network_of(peer), self._clock()
         left, since_s = self._left.pop(name, (float(self._at_once), now_s))
         left = min(float(self._at_once), left + self._per_s * (now_s - since_s))
         is_allowed = left >= 1.0
@@ -201,16 +201,3 @@ def open_gate(
     gate = Gate(config.tenants, secret, clock=time.monotonic, unix_clock=time.time, epochs=epochs)
     registry.register(gate.counts)
     return gate
-
-
-def _network(peer: str | None) -> str:
-    """Return what an address is counted under: a client has a whole /64 of IPv6."""
-    try:
-        address = ipaddress.ip_address((peer or "").partition("%")[0])
-    except ValueError:
-        return peer or ""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return address.packed[:_NETWORK_BYTES].hex()
-    return str(address)

@@ -35,6 +35,7 @@ RANK_NAME = b"X-data-parallel-rank"
 
 _DROPPED_PREFIXES = (OWN_PREFIX, b"proxy-")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_CHAIN = re.compile(rb"[A-Za-z0-9._:\[\], -]{1,1024}")
 _NAME_BYTES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BAD_VALUE_BYTE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _BAD_LINE_BYTE = re.compile(rb"[\x00-\x20\x7f]")
@@ -108,6 +109,12 @@ def accepted_request_id(values: Sequence[bytes]) -> str | None:
     if len(values) == 1 and _REQUEST_ID.fullmatch(values[0]):
         return values[0].decode("ascii")
     return None
+
+
+def forwarded_chain(values: Sequence[bytes]) -> str:
+    """Return the addresses in all lines of X-Forwarded-For; none where they are no plain list."""
+    chain = b", ".join(values)
+    return chain.decode("ascii") if _CHAIN.fullmatch(chain) else ""
 
 
 def _passing(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> list[bytes]:

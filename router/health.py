@@ -5,23 +5,32 @@ connection, and comes back after ``rise`` good ones. A registered replica is up 
 otherwise (its sidecar vouches for it); a configured one is down until its first good check, because
 its models are not known before. Every engine has a task of its own, which its data-parallel ranks
 share, so that a stuck one delays no other. Client errors, queueing and slow answers to requests
-never count here.
+never count here, and neither does a check that ran out of time while this process itself was late.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from router.error import ReplicaError
+from router.error import (
+    NoDescriptorError,
+    ReplicaClosedError,
+    ReplicaConnectTimeoutError,
+    ReplicaError,
+    ReplicaTimeoutError,
+    ReplicaTlsError,
+)
 from router.upstream import fetch
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
     from router.config import HealthSettings
     from router.fleet import FleetTable, Member
@@ -36,6 +45,12 @@ MODELS_EVERY_CHECKS = 15
 """A known model list is asked for again after this many checks."""
 HTTP_OK = 200
 HTTP_ERROR = 500
+LAGS_KEPT: Final = 64
+"""So many of the last measurements of the loop's lateness are kept, some seconds' worth."""
+LATE_SHARE: Final = 0.25
+"""A check does not count that ran out of time while the loop was late by this part of it."""
+REFUSED: Final = "refused a connection"
+FAILED: Final = "failed its checks"
 
 
 class _ModelCard(msgspec.Struct, frozen=True):
@@ -49,14 +64,18 @@ class _ModelList(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Check:
-    """What is known of one replica's health."""
+    """What is known of one replica's health. ``is_answering``: the last check had an answer."""
 
     member: Member
     is_up: bool
+    is_answering: bool = True
+    reason: str = ""
     failures: int = 0
     successes: int = 0
     checks: int = 0
     models: frozenset[str] = frozenset()
+    fault: str | None = None
+    """What the last check that counted met with; None after a good one."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -77,6 +96,10 @@ class Health:
         self._settings = settings
         self._rng = rng
         self._checks: dict[ReplicaId, _Check] = {}
+        self._lags: deque[tuple[float, float]] = deque(maxlen=LAGS_KEPT)
+        self._beat_s: float | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a replica went down or came up."""
 
     def is_up(self, replica: ReplicaId) -> bool:
         """Return whether the replica may be sent requests."""
@@ -86,10 +109,25 @@ class Health:
             return member is not None and member.is_registered
         return check.is_up
 
+    def is_answering(self, replica: ReplicaId) -> bool:
+        """Return whether it accepts connections and answers checks, well or not."""
+        check = self._checks.get(replica)
+        return self.is_up(replica) if check is None else check.is_up or check.is_answering
+
+    def why_down(self, replica: ReplicaId) -> str:
+        """Return what took it out; nothing where that was not seen."""
+        check = self._checks.get(replica)
+        return check.reason if check is not None and not check.is_up else ""
+
     def served_models(self, replica: ReplicaId) -> frozenset[str]:
         """Return the model names that its own ``/v1/models`` answered; empty when unknown."""
         check = self._checks.get(replica)
         return check.models if check is not None else frozenset()
+
+    def fault(self, replica: ReplicaId) -> str | None:
+        """Return what a replica's last check met with; None where it was good."""
+        check = self._checks.get(replica)
+        return check.fault if check is not None else None
 
     def refused(self, replica: ReplicaId) -> None:
         """Take a replica out at once: it refused a connection. The next check comes soon."""
@@ -97,9 +135,13 @@ class Health:
         if check is not None:
             if check.is_up:
                 _log.warning("replica %s refused a connection: taken out", replica)
-            check.is_up = False
+            was_up, check.is_up = check.is_up, False
+            check.is_answering = False
+            check.reason = REFUSED
             check.successes = 0
             check.hurry.set()
+            if was_up:
+                self.on_change()
 
     def doubt(self, replica: ReplicaId) -> None:
         """Check a replica soon: a connection to it was not made in time, which may be our load."""
@@ -110,12 +152,24 @@ class Health:
     async def run(self) -> None:
         """Keep one check task per member until cancelled."""
         try:
+            loop = asyncio.get_running_loop()
             while True:
                 self._reconcile()
+                due_s = self._beat_s = loop.time() + RECONCILE_S
                 await asyncio.sleep(RECONCILE_S)
+                self._lags.append((loop.time(), loop.time() - due_s))
         finally:
+            self._beat_s = None
             for check in self._checks.values():
                 check.stop()
+
+    def was_late(self, for_s: float) -> bool:
+        """Return whether a wait of ``for_s`` that ends now was too short: this process was late."""
+        now_s = asyncio.get_running_loop().time()
+        most_s = LATE_SHARE * for_s
+        if self._beat_s is not None and now_s - self._beat_s > most_s:
+            return True
+        return any(lag_s > most_s for at_s, lag_s in self._lags if at_s >= now_s - for_s - most_s)
 
     def _reconcile(self) -> None:
         members = self._fleet.members()
@@ -151,7 +205,8 @@ class Health:
     async def _watch(self, check: _Check) -> None:
         while True:
             is_good = await self._probe(check.member, check)
-            self._note(check.member, check, is_good=is_good)
+            if is_good is not None:
+                self._note(check.member, check, is_good=is_good)
             pause_s = self._settings.interval_s * self._rng.uniform(0.8, 1.2)
             if not check.is_up:
                 pause_s = min(pause_s, 0.5)
@@ -163,20 +218,43 @@ class Health:
             except TimeoutError:
                 continue
 
-    async def _probe(self, member: Member, check: _Check) -> bool:
-        """Return whether the replica is healthy; refresh its model list now and then."""
+    async def _probe(self, member: Member, check: _Check) -> bool | None:
+        """Return whether the replica is healthy, None where nobody can tell.
+
+        Refresh its model list now and then.
+        """
         timeout_s = self._settings.timeout_s
         try:
             status, _, _ = await fetch(member.endpoint, "/health", self._pool, timeout_s)
+            check.is_answering = True
             if status >= HTTP_ERROR:
+                self._meet(check, f"/health answered {status}")
                 return False
             if not check.models or check.checks % MODELS_EVERY_CHECKS == 0:
                 await self._learn_models(member, check, timeout_s)
-        except ReplicaError:
+        except NoDescriptorError:
+            return None
+        except (ReplicaTimeoutError, ReplicaConnectTimeoutError) as error:
+            if self.was_late(timeout_s):
+                return None
+            check.is_answering = False
+            self._meet(check, error.message)
+            return False
+        except ReplicaError as error:
+            check.is_answering = False
+            self._meet(check, _fault_of(error, member))
             return False
         finally:
             check.checks += 1
-        return member.is_registered or bool(check.models)
+        is_good = member.is_registered or bool(check.models)
+        self._meet(check, None if is_good else "/v1/models names no model")
+        return is_good
+
+    def _meet(self, check: _Check, fault: str | None) -> None:
+        """Note what a check met with; tell of it when it is news."""
+        if fault is not None and fault != check.fault:
+            _log.warning("replica %s: %s", check.member.replica, fault)
+        check.fault = fault
 
     async def _learn_models(self, member: Member, check: _Check, timeout_s: float) -> None:
         status, _, body = await fetch(member.endpoint, "/v1/models", self._pool, timeout_s)
@@ -204,5 +282,20 @@ class Health:
             check.failures += 1
             if check.failures >= self._settings.fall:
                 check.is_up = False
-        if check.is_up != was_up:
-            _log.warning("replica %s is %s", member.replica, "up" if check.is_up else "down")
+        if check.is_up == was_up:
+            return
+        if check.is_up:
+            check.reason = ""
+            _log.info("replica %s is up", member.replica)
+        else:
+            check.reason = FAILED
+            _log.warning("replica %s is down: %d checks failed", member.replica, check.failures)
+        self.on_change()
+
+
+def _fault_of(error: ReplicaError, member: Member) -> str:
+    if isinstance(error, ReplicaTlsError):
+        return error.reason
+    # Many servers take no leave from a peer whose certificate they miss.
+    is_doubtful = member.endpoint.is_tls and isinstance(error, ReplicaClosedError)
+    return error.message + (" (does it ask for a client certificate?)" if is_doubtful else "")

@@ -13,8 +13,22 @@ from typing import TYPE_CHECKING
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from router.error import BodyTooLargeError, ClientError
-from router.request import Request, RequestHead, body_length, read_head
+from router.error import (
+    BodyTooLargeError,
+    ClientError,
+    HeadTooLargeError,
+    OverloadedError,
+    RouterError,
+)
+from router.repeat import RepeatedHead
+from router.request import (
+    LINE_BYTES,
+    Request,
+    RequestHead,
+    body_length,
+    read_head,
+    target_too_long,
+)
 
 if TYPE_CHECKING:
     from router.config import LimitSettings
@@ -34,6 +48,16 @@ _TOO_LARGE = f"expected a head of at most {HEAD_BYTES} bytes"
 _MALFORMED = "expected a well-formed HTTP/1.1 request"
 
 
+class BodyBudget:
+    """The bytes of bodies that one listener's open requests have, of at most ``most_bytes``."""
+
+    __slots__ = ("held_bytes", "most_bytes")
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.held_bytes = 0
+
+
 class Intake:
     """One connection's incoming bytes.
 
@@ -42,16 +66,19 @@ class Intake:
     """
 
     __slots__ = (
+        "_bodies",
         "_framing_bytes",
         "_head_bytes",
         "_headers",
         "_incoming",
+        "_is_unparsed",
         "_known",
         "_known_key",
         "_lengths",
         "_limits",
         "_parser",
         "_queue",
+        "_repeated",
         "_rest",
         "_tail",
         "_target",
@@ -59,8 +86,9 @@ class Intake:
         "request",
     )
 
-    def __init__(self, limits: LimitSettings) -> None:
+    def __init__(self, limits: LimitSettings, bodies: BodyBudget | None = None) -> None:
         self._limits = limits
+        self._bodies = bodies or BodyBudget(limits.buffered_bytes)
         self._parser = HttpRequestParser(self)
         self._rest = bytearray()
         self._known_key: tuple[bytes, bytes, str, tuple[tuple[bytes, bytes], ...]] | None = None
@@ -68,6 +96,9 @@ class Intake:
         self._incoming: Request | None = None
         self._queue: deque[Request] = deque()
         self._framing_bytes = 0
+        self._repeated: RepeatedHead | None = None
+        self._is_unparsed = False
+        """What comes is the sized body of a repeated head: the parser sees neither of them."""
         self.request: Request | None = None
         self.is_ended = False
         self._begin()
@@ -100,6 +131,8 @@ class Intake:
 
     def release(self) -> None:
         """Let go of a request that was answered and turn to the next one."""
+        if self.request is not None:
+            self._bodies.held_bytes -= self.request.received_bytes
         request = self.request = self._queue.popleft() if self._queue else None
         if self._rest and (request is None or not request.is_complete):
             data = bytes(self._rest)
@@ -114,6 +147,8 @@ class Intake:
     def let_go(self) -> None:
         """Forget the parser, which refers back here, and what came; nothing may be fed any more."""
         self.end()
+        open_requests = (self.request, *self._queue)
+        self._bodies.held_bytes -= sum(r.received_bytes for r in open_requests if r is not None)
         self.request = self._incoming = None
         self._queue.clear()
         del self._parser
@@ -128,18 +163,30 @@ class Intake:
             if self.is_ended or (request is not None and request.is_complete):
                 break
             incoming = self._incoming
+            if incoming is None and self._repeated is not None and not self._head_bytes:
+                end = self._begun_again(self._repeated, data, at)
+                if end > at:
+                    at = end
+                    continue
+            if incoming is not None and self._is_unparsed:
+                at = self._take_body(incoming, data, at)
+                continue
             if incoming is None:
-                end = self._head_end(data, at)
+                most = at + HEAD_BYTES + 1 - self._head_bytes  # what follows is not looked at
+                end = min(self._head_end(data, at), most)
                 self._head_bytes += end - at
             elif incoming.declared_bytes is None:
                 end = min(total, at + PIECE_BYTES)
                 self._framing_bytes += end - at
             else:
                 end = min(total, at + incoming.declared_bytes - incoming.received_bytes)
+            is_whole_head = incoming is None and self._head_bytes == end - at
             if end - at <= PIECE_BYTES:
                 self._parse_piece(data[at:end])
             else:
                 self._parse_piece(memoryview(data)[at:end])
+            if is_whole_head:
+                self._note_head(data[at:end])
             if incoming is not None and incoming.declared_bytes is None:
                 if incoming is self._incoming:
                     self._check_framing(incoming)
@@ -148,6 +195,37 @@ class Intake:
             at = end
         if at < total and not self.is_ended:
             self._rest += memoryview(data)[at:]
+
+    def _note_head(self, received: bytes) -> None:
+        """Keep a head that was parsed whole, for the next one may be the same."""
+        request, known = self._incoming, self._known
+        if request is None or known is None or not request.declared_bytes:
+            self._repeated = None
+        elif self._repeated is None or self._repeated.head is not known:
+            self._repeated = RepeatedHead.of(received, known, request.declared_bytes)
+
+    def _begun_again(self, repeated: RepeatedHead, data: bytes, at: int) -> int:
+        """Return where the head ends that begins at ``at``, if it is the last one again."""
+        end = data.find(_HEAD_END, at) + len(_HEAD_END)
+        length = repeated.match(data, at, end) if at < end <= at + HEAD_BYTES else 0
+        if not length:
+            return at
+        self._is_unparsed = True
+        self._accept(Request(repeated.head, length))
+        return end
+
+    def _take_body(self, incoming: Request, data: bytes, at: int) -> int:
+        """Take what belongs to an unparsed body; return where it ends."""
+        end = min(len(data), at + (incoming.declared_bytes or 0) - incoming.received_bytes)
+        try:
+            self.on_body(data[at:end])
+        except RouterError as error:
+            self._refuse(error)
+        else:
+            if incoming.received_bytes == incoming.declared_bytes:
+                self._is_unparsed = False
+                self._complete(incoming)
+        return end
 
     def _head_end(self, data: bytes, at: int) -> int:
         tail = self._tail
@@ -169,10 +247,15 @@ class Intake:
             self._ignore_upgrade(piece[upgrade.args[0] :])
         except HttpParserError as error:
             cause = error.__context__
-            self._refuse(cause if isinstance(cause, ClientError) else ClientError(_MALFORMED))
+            self._refuse(cause if isinstance(cause, RouterError) else ClientError(_MALFORMED))
         else:
             if self._head_bytes > HEAD_BYTES:
-                self._refuse(ClientError(_TOO_LARGE))
+                self._refuse(self._head_too_large())
+
+    def _head_too_large(self) -> ClientError:
+        """Return the error for a head beyond the limit: its target may be the reason."""
+        is_target = len(self._target) > LINE_BYTES
+        return target_too_long() if is_target else HeadTooLargeError(_TOO_LARGE)
 
     def _ignore_upgrade(self, rest: bytes | memoryview) -> None:
         """Let the body be read by a parser that was not asked to switch protocols.
@@ -194,11 +277,12 @@ class Intake:
         if self._framing_bytes - content_bytes > FRAMING_BYTES + content_bytes:
             self._refuse(ClientError("the body has more framing than content"))
 
-    def _refuse(self, error: ClientError) -> None:
+    def _refuse(self, error: RouterError) -> None:
         """Make the error the answer to what was being received, in its turn."""
         incoming, self._incoming = self._incoming, None
         self.end()
         if incoming is not None:
+            self._bodies.held_bytes -= incoming.received_bytes
             incoming.fail(error)
         else:
             self._queue.append(Request.refused(error))
@@ -232,7 +316,7 @@ class Intake:
             return
         parser = self._parser
         if self._head_bytes > HEAD_BYTES:
-            raise ClientError(_TOO_LARGE)
+            raise self._head_too_large()
         key = (
             parser.get_method(),
             self._target,
@@ -251,7 +335,10 @@ class Intake:
                 keep_alive=keep_alive,
             )
             self._known, self._known_key = head, key
-        request = Request(head, body_length(head.headers, self._lengths))
+            self._repeated = None
+        self._accept(Request(head, body_length(head, self._lengths)))
+
+    def _accept(self, request: Request) -> None:
         self._begin()
         self._framing_bytes = 0
         self._incoming = request
@@ -261,10 +348,17 @@ class Intake:
             self._queue.append(request)
 
     def on_body(self, data: bytes) -> None:
-        """Collect the body; raises ClientError out of the parser where there is too much."""
+        """Collect the body; raises RouterError out of the parser where there is too much."""
         request = self._incoming
-        if request is not None and not request.take(data, self._limits.body_bytes):
+        if request is None:
+            return
+        bodies = self._bodies
+        bodies.held_bytes += len(data)
+        if not request.take(data, self._limits.body_bytes):
             raise too_large(self._limits)
+        if bodies.held_bytes > bodies.most_bytes:
+            message = "the bodies of all open requests are too large together"
+            raise OverloadedError(message)
 
     def on_message_complete(self) -> None:
         """Hand the request's body over."""
@@ -273,9 +367,13 @@ class Intake:
             return  # the body was skipped
         self._incoming = None
         if request is not None:
-            request.complete()
-            if not request.keep_alive:
-                self.end()
+            self._complete(request)
+
+    def _complete(self, request: Request) -> None:
+        self._incoming = None
+        request.complete()
+        if not request.keep_alive:
+            self.end()
 
 
 def too_large(limits: LimitSettings) -> BodyTooLargeError:

@@ -39,7 +39,7 @@ def kv_source(
     for member, view in zip(candidates, views, strict=True):
         if member is chosen:
             own_tokens = view.cached_tokens + view.lower_tier_tokens
-        elif member.can_fetch and member.identity == chosen.identity:
+        elif member.can_fetch and member.endpoint.is_plain and member.identity == chosen.identity:
             held_tokens = view.cached_tokens - view.pending_tokens + view.lower_tier_tokens
             rank = (held_tokens, -view.inflight)
             if best is None or rank > most:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
+from policies.view import Warmth
 from router.adapter import announced_of
 from state.prefix import cached_tokens, salt_scope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from policies.view import Warmth
     from router.chooser import Routed
     from router.fleet import Member
     from router.outlook import Outlook
@@ -58,4 +58,4 @@ def raised(warmth: Warmth, head_tokens: int) -> Warmth:
     """Return ``warmth`` where a replica holds so much of the head."""
     if head_tokens <= warmth.cached_tokens:
         return warmth
-    return warmth._replace(cached_tokens=head_tokens, pending_tokens=0)
+    return Warmth(head_tokens, 0, warmth.lower_tier_tokens, warmth.placed_tokens)

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from policies.hold import HoldEnd
 from prompt.model import Unroutable
 from router.tally import Spread, Tally
+from state.fault import Fault
 from state.model import Rung
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from policies.model import Decision
     from router.trace import DecisionRecord
-    from state.mirror import MirrorFigures
+    from state.figures import MirrorFigures
     from state.model import ReplicaId
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -96,6 +97,12 @@ def _mirror_metrics(mirror: MirrorFigures) -> Iterable[Metric]:
     for step in Rung:
         transitions.add_metric([step.value], float(mirror.rungs_entered.get(step, 0)))
     yield transitions
+    faults = CounterMetricFamily(
+        "warmroute_state_faults", "Failed commands to the state store by kind.", labels=["kind"]
+    )
+    for kind in Fault:
+        faults.add_metric([kind.value], float(mirror.faults.get(kind, 0)))
+    yield faults
     for name, text, count in (
         ("mirror_snapshots", "Whole readings of one replica's residency.", mirror.snapshots),
         ("mirror_evicted_blocks", "Blocks forgotten to stay in the bound.", mirror.evicted_blocks),
@@ -134,9 +141,6 @@ class Metrics:
         self._unroutable = Tally(
             "warmroute_unroutable_prompts", "Requests routed by load: no prefix could be computed."
         )
-        self._retries = Tally(
-            "warmroute_retries", "Requests sent to another replica after a failure."
-        )
         self._kv_sources = Tally(
             "warmroute_kv_sources", "Requests sent with a replica to fetch KV pages from."
         )
@@ -167,7 +171,6 @@ class Metrics:
                 self._tenant_requests,
                 self._decisions,
                 self._unroutable,
-                self._retries,
                 self._kv_sources,
                 self._prompt_tokens,
                 self._predicted_tokens,
@@ -181,7 +184,7 @@ class Metrics:
 
     def decided(self, decision: Decision, duration_s: float) -> None:
         """Count one decision."""
-        self._decisions.add(1, (decision.reason.value,))
+        self._decisions.add(1, (decision.reason,))  # a string itself
         self._decision.observe(duration_s)
 
     def held(self, end: HoldEnd, held_s: float) -> None:
@@ -201,8 +204,6 @@ class Metrics:
         if attempts:
             self._prompt_tokens.add(record.prompt_tokens)
             self._predicted_tokens.add(attempts[-1].decision.predicted_cached_tokens)
-            if len(attempts) > 1:
-                self._retries.add(len(attempts) - 1)
             for attempt in attempts:
                 if attempt.kv_source is not None:
                     self._kv_sources.add()

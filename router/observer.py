@@ -25,7 +25,6 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _ERROR = re.compile(rb'\{\s*"error"\s*:\s*[^\sn]')  # not null
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_BRACE = re.compile(rb"[{}]")
 _KEEP_BYTES = 3
 """So much of the end of a searched buffer can be the beginning of a blank line."""
 
@@ -66,23 +65,27 @@ _USAGE_DECODER = msgspec.json.Decoder(_Usage)
 
 def _object_at(data: bytes, start: int) -> bytes:
     """Return the JSON object that begins at ``start``, by its braces; b"" when it has no end."""
-    depth = 0
-    for brace in _BRACE.finditer(data, start, start + USAGE_LIMIT_BYTES):
-        depth += 1 if brace.group() == b"{" else -1
+    depth, at, limit = 0, start, start + USAGE_LIMIT_BYTES
+    while (closing := data.find(b"}", at, limit)) >= 0:
+        depth += data.count(b"{", at, closing) - 1
         if depth == 0:
-            return data[start : brace.end()]
+            return data[start : closing + 1]
+        at = closing + 1
     return b""
 
 
 def parse_usage(data: bytes) -> Usage | None:
     """Return the last usage object in ``data``; None when there is none or it is not one."""
-    if b'"usage"' not in data:  # much faster than the expression
+    at = data.rfind(b'"usage"')  # much faster than the expression
+    if at < 0:
         return None
-    start: int | None = None
-    for match in _USAGE.finditer(data):
-        start = match.end() - 1
-    if start is None:
+    last = _USAGE.match(data, at)
+    if last is None:  # a text that says so
+        for match in _USAGE.finditer(data):
+            last = match
+    if last is None:
         return None
+    start = last.end() - 1
     try:
         told = _USAGE_DECODER.decode(_object_at(data, start))
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -199,6 +202,10 @@ class BodyObserver:
 
     def close(self) -> None:
         """Note that the body is over."""
+
+    def body(self) -> bytes:
+        """Return what is kept of it: all of a short one."""
+        return b"".join(self._parts)
 
     def usage(self) -> Usage | None:
         """Return the usage that the body told, None when it told none."""

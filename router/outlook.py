@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct, structs
 
@@ -19,7 +21,7 @@ from state.placement import told_blocks
 from state.prefix import cached_tokens, chain_root, salt_scope
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable
 
     from policies.model import ReplicaView
     from router.chooser import Knowledge, Routed
@@ -33,6 +35,7 @@ ROOTS_KEPT = 1_024
 """Identities whose chain root is remembered; clients choose salts, so there may be any number."""
 NOTHING: Mapping[ReplicaId, int] = MappingProxyType({})
 NOBODY: frozenset[ReplicaId] = frozenset()
+NOBODY_HOLDS: Mapping[ReplicaId, Overlap] = MappingProxyType({})
 NO_WARMTH = Warmth()
 
 
@@ -44,20 +47,20 @@ class Branch(Struct, frozen=True):
     chains: tuple[tuple[BlockId, ...], ...]
 
 
-class _Found(NamedTuple):
-    """Who holds how many leading blocks of a prompt of ``units`` tokens, or bytes.
+_Found: TypeAlias = tuple[
+    int,
+    Mapping[ReplicaId, Overlap],
+    Mapping[ReplicaId, int],
+    Mapping[ReplicaId, int],
+    Mapping[ReplicaId, int],
+    Mapping[ReplicaId, int],
+    Sequence[BlockId],
+]
+"""Who holds how many leading blocks of a prompt of so many tokens, or bytes; and its chain.
 
-    ``kept``: by this router's own placements, whatever the engines told since. ``learned``: by what
-    they reported, where their events did not tell.
-    """
-
-    units: int
-    resident: Mapping[ReplicaId, Overlap]
-    placed: Mapping[ReplicaId, int]
-    guessed: Mapping[ReplicaId, int]
-    kept: Mapping[ReplicaId, int]
-    learned: Mapping[ReplicaId, int]
-    chain: Sequence[BlockId]
+By events, just placed, guessed; by this router's own placements, whatever the engines told since;
+and learned by what they reported, where their events did not tell.
+"""
 
 
 class Outlook:
@@ -75,7 +78,12 @@ class Outlook:
 
     def branch(self, routed: Routed, member: Member) -> Branch:
         """Return the chains of this request on ``member``, made once per announced identity."""
-        announced = announced_of(routed, member) if routed.is_exact else None
+        if routed.is_exact:
+            announced = announced_of(routed, member)
+        elif routed.branches:
+            return routed.branches[0]  # of bytes, which are the same for all
+        else:
+            announced = None
         for branch in routed.branches:
             if branch.announced is announced:
                 return branch
@@ -85,10 +93,30 @@ class Outlook:
         identity = identity_of(routed, announced)
         root, key = self.root(identity), self.keys.of(identity.scope)
         prompts = routed.prompt.prompts
-        chains = tuple(tokens.chain(root, identity.block_tokens, key) for tokens in prompts)
+        chains = tuple([tokens.chain(root, identity.block_tokens, key) for tokens in prompts])
         branch = Branch(announced, identity, chains)
         routed.branches.append(branch)
         return branch
+
+    async def prepare(self, routed: Routed, members: Iterable[Member]) -> None:
+        """Make the branches of a very long prompt, with turns for others in between."""
+        for member in members:
+            announced = announced_of(routed, member) if routed.is_exact else None
+            if any(branch.announced == announced for branch in routed.branches):
+                continue
+            identity = identity_of(routed, announced)
+            root, key = self.root(identity), self.keys.of(identity.scope)
+            chains = []
+            for tokens in routed.prompt.prompts:
+                steps = tokens.chain_steps(root, identity.block_tokens, key)
+                while True:
+                    try:
+                        next(steps)
+                    except StopIteration as end:
+                        chains.append(end.value)
+                        break
+                    await asyncio.sleep(0)
+            routed.branches.append(Branch(announced, identity, tuple(chains)))
 
     def root(self, identity: ModelIdentity) -> BlockId:
         """Return what the chains of ``identity`` start from."""
@@ -117,11 +145,14 @@ class Outlook:
         """Return what the policy sees: per candidate its load, and what it holds of the prompts."""
         know = self._know
         foreign = know.reader.foreign_leases()
-        routed.forecasts.clear()
+        if routed.forecasts:
+            routed.forecasts.clear()
         partly = know.trust.credits
         doubted = {key.replica for key in partly} if partly else NOBODY
         found: dict[int, list[_Found]] = {}
-        heads = held_heads(routed, candidates, self, know.reader)
+        heads = NOTHING
+        if routed.prompt.head is not None:
+            heads = held_heads(routed, candidates, self, know.reader)
         views = []
         for member in candidates:
             replica = member.replica
@@ -132,11 +163,12 @@ class Outlook:
             others = foreign.get(replica)
             tips = others.tips if others is not None else ()
             warmth = NO_WARMTH
-            if is_reached(routed, member):
+            if member.rank is None or routed.can_pin:
                 warmth, proved = self._warmth(routed, member, branch, finds, tips, is_live=is_live)
                 if proved or replica in doubted:
                     warmth = self._trusted(routed, member, warmth, proved, is_live=is_live)
-                warmth = raised(warmth, heads.get(replica, 0))
+                if heads:
+                    warmth = raised(warmth, heads.get(replica, 0))
             speed = know.speeds.of(replica)
             facts = Facts(
                 member.load,
@@ -144,14 +176,14 @@ class Outlook:
                 know.footprints.claimed_tokens(replica),
                 member.capacity_tokens,
                 member.can_fetch,
-                self._resident_tokens(member),
+                self._resident_tokens(member) if member.has_events else None,
             )
             work = know.leases.load(replica, now_s, speed)
             views.append(view_of(replica, work, others, warmth, facts))
         return tuple(views)
 
     def _resident_tokens(self, member: Member) -> int | None:
-        blocks = self._know.reader.gpu_blocks(member.replica) if member.has_events else None
+        blocks = self._know.reader.gpu_blocks(member.replica)
         if blocks is None or member.identity is None:
             return None
         return blocks * member.identity.block_tokens
@@ -160,21 +192,22 @@ class Outlook:
         """Return who holds what of each prompt: by event, placed just now, or by guess."""
         know, scope = self._know, routed.scope
         pending, guessed, placed = know.pending.of(scope), know.guessed.of(scope), know.placed
-        told = [know.reader.overlap(chain) for chain in branch.chains]
-        return [
-            _Found(
-                prompt.count,
-                resident,
-                pending.overlap(chain, now_s),
-                guessed.overlap(chain, now_s),
-                NOTHING if placed is None else placed.of(scope).overlap(chain, now_s),
-                know.learned.overlap(chain, resident, now_s) if know.learned else NOTHING,
-                chain,
+        finds: list[_Found] = []
+        for prompt, chain in zip(routed.prompt.prompts, branch.chains, strict=True):
+            # Events tell of tokens: of bytes there is nothing to ask.
+            resident = know.reader.overlap(chain) if routed.is_exact else NOBODY_HOLDS
+            finds.append(
+                (
+                    prompt.count,
+                    resident,
+                    pending.overlap(chain, now_s),
+                    guessed.overlap(chain, now_s),
+                    NOTHING if placed is None else placed.of(scope).overlap(chain, now_s),
+                    know.learned.overlap(chain, resident, now_s) if know.learned else NOTHING,
+                    chain,
+                )
             )
-            for prompt, chain, resident in zip(
-                routed.prompt.prompts, branch.chains, told, strict=True
-            )
-        ]
+        return finds
 
     def _warmth(
         self,
@@ -186,15 +219,15 @@ class Outlook:
         *,
         is_live: bool,
     ) -> tuple[Warmth, int]:
-        """Return what ``member`` holds of the prompts, and how much of it was learned.
+        """Return what ``member``, which is reached, holds of the prompts; how much was learned.
 
         Where the engine tells, its word counts, and what it is about to tell. While the shared
         state is away nothing is told: then this router's own placements count beside what it last
         heard.
         """
-        block, divisor = branch.identity.block_tokens, 1 if routed.is_exact else BYTES_PER_TOKEN
-        is_told = self.is_told(routed, member)
-        replica = member.replica
+        is_exact, replica = routed.is_exact, member.replica
+        block, divisor = branch.identity.block_tokens, 1 if is_exact else BYTES_PER_TOKEN
+        is_told = member.has_events and is_exact
         cached = pending = lower = sent = proved = 0
         for units, resident, placed, guessed, kept, learned, chain in finds:
             if kept:
@@ -263,7 +296,7 @@ class Outlook:
             certain_tokens = warmth.cached_tokens - warmth.pending_tokens - proved_tokens
             reach_tokens = warmth.cached_tokens + warmth.lower_tier_tokens - proved_tokens
             known = Forecast(certain_tokens, reach_tokens, proved_tokens)
-        routed.forecasts[member.replica] = known._replace(credit=credit)
+        routed.forecasts[member.replica] = structs.replace(known, credit=credit)
         return credited(warmth, credit)
 
 

@@ -20,15 +20,18 @@ from prompt.model import CodecLoadError
 from router.admin import client_routes
 from router.allocator import keep_large_blocks
 from router.app import App
+from router.capacity import ShortageLog, capacity_of, open_files_most
 from router.config import ConfigError
 from router.decision_log import open_decision_log
+from router.drain import Stop, drain
 from router.epoch import open_scopes
 from router.gate import load_secret
 from router.lifecycle import Lifecycle
 from router.listener import Listener
 from router.state_reader import enter_reader
+from router.tls import listener_contexts, watch_tls
 from router.upkeep import supervise
-from state.client import redact
+from state.address import redact
 from state.embedded import EmbeddedValkey
 from state.mirror import Mirror
 
@@ -91,11 +94,13 @@ async def serve(
         )
         if decisions is not None:
             stack.push_async_callback(decisions.close)
-        clients = Listener("listen", config.listen)
+        contexts = listener_contexts(config)
+        mode = int(config.socket_mode, 8)
+        clients = Listener("listen", config.listen, contexts.get("listen"), mode)
         stack.push_async_callback(clients.close)
         operators = None
         if config.admin is not None:
-            operators = Listener("admin", config.admin)
+            operators = Listener("admin", config.admin, contexts.get("admin"), mode)
             stack.push_async_callback(operators.close)
         state_url = config.state.redis
         if state_url is None:
@@ -105,9 +110,12 @@ async def serve(
         if isinstance(reader, Mirror):
             reader.limit_memory(config.state.mirror_bytes)
         app = App(config, codecs, reader, decisions, secret, scopes)
+        app.tls = watch_tls(contexts, app.pool.tls)
+        app.metrics.registry.register(app.tls)
         if scopes is not None:
             app.lifecycle = await stack.enter_async_context(Lifecycle(app, scopes))
         stack.push_async_callback(app.pool.close)
+        stack.push_async_callback(app.resilience.close)
         stack.push_async_callback(app.tokens.close)
         stack.callback(app.prompts.close)
         if beside is not None:
@@ -127,46 +135,39 @@ async def _serve_until_told(
     """Serve until SIGTERM or SIGINT, then drain: not ready, still accepting, finish."""
     keep_large_blocks()
     sys.setswitchinterval(SWITCH_S)
-    stop = asyncio.Event()
+    stop = Stop()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    loop.set_exception_handler(ShortageLog())
+    stop.listen(loop)
     async with asyncio.TaskGroup() as tasks:
         background = [
             tasks.create_task(supervise("health", app.health.run), name="health"),
+            tasks.create_task(supervise("names", app.fleet.registration.run), name="names"),
             tasks.create_task(supervise("upkeep", app.upkeep.run), name="upkeep"),
+            tasks.create_task(supervise("overload", app.entrance.overload.run), name="overload"),
+            tasks.create_task(supervise("live", app.live.run), name="live"),
         ]
         if app.decisions is not None:
             run = supervise("decision log", app.decisions.run)
             background.append(tasks.create_task(run, name="decision log"))
+        if app.tls is not None and app.tls.has_files:
+            run = supervise("TLS", app.tls.run)
+            background.append(tasks.create_task(run, name="TLS"))
+            loop.add_signal_handler(signal.SIGHUP, app.tls.reload)
         routes = client_routes(app.proxy, app.admin, app.config.paths)
+        capacity = capacity_of(app.config.limits, open_files_most())
         await clients.start(
-            routes if app.gate is None else app.gate.guarded(routes), app.config.limits
+            routes if app.gate is None else app.gate.guarded(routes), capacity.clients
         )
         if operators is not None:
-            await operators.start(app.operator_routes(), app.config.limits)
+            await operators.start(app.operator_routes(), capacity.operators)
         # What lives as long as the process is not looked at again by every collection.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         ready()
-        await stop.wait()
-        await _drain(app, clients)
+        await stop.asked.wait()
+        await drain(app, clients, stop)
+        app.live.end()
         for task in background:
             task.cancel()
-
-
-async def _drain(app: App, clients: Listener) -> None:
-    """Let open requests finish; load balancers that look at ``/readyz`` have left before."""
-    drain = app.config.drain
-    app.admin.is_draining = True
-    if app.hold is not None:
-        app.hold.drain()
-    _log.info("draining: %d requests open", app.proxy.open_requests)
-    await asyncio.sleep(drain.accept_s)
-    clients.stop_accepting()
-    try:
-        async with asyncio.timeout(drain.grace_s):
-            await app.proxy.idle()
-    except TimeoutError:
-        _log.warning("drain: %d requests did not finish in time", app.proxy.open_requests)

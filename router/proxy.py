@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
-from msgspec import Struct
-
-from prompt.body import MAX_MODEL_CHARS, decoded
-from prompt.model import BadPromptError, ReadPrompt, Unroutable
+from prompt.lane import LARGE_BODY_BYTES, LaneFullError
+from prompt.model import BadPromptError
+from prompt.plain import read_plain
 from router.account import Call, record_of
 from router.attempt import Attempts
 from router.body import read_body
@@ -21,33 +19,41 @@ from router.error import (
     ClientError,
     ModelNotFoundError,
     NoReplicaError,
-    ReplicaConnectTimeoutError,
+    OverloadedError,
     ReplicaError,
-    ReplicaUnreachableError,
     RouterError,
 )
 from router.hit_report import HitReports
-from router.rank import UNPINNED_PATHS, mates
+from router.rank import UNPINNED_PATHS
+from router.relay import LeftAfterEndError
 from router.reply import error_response
-from router.server import PREFIX_PATHS
+from router.server import JSON_PATHS, PREFIX_PATHS
+from router.shed import ShedError
+from router.verdict import BAD_REQUEST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Sequence
 
     from policies.model import Decision
+    from prompt.model import ReadPrompt
     from prompt.reader import PromptReader
+    from router.admission import Admission
+    from router.availability import Availability
     from router.billing import Billing
     from router.chooser import Choice, Chooser, Routed
     from router.client import Answer
     from router.config import Config
     from router.decision_log import DecisionLog
     from router.feedback import Feedback
-    from router.fleet import FleetTable
+    from router.fleet import FleetTable, Member
     from router.gate import Gate
     from router.health import Health
+    from router.history import History
     from router.hold import Hold
     from router.metrics import Metrics
+    from router.quarantine import Quarantine
     from router.quota import Quotas
+    from router.recovery import Recovery
     from router.request import Request
     from router.token_source import TokenSource
     from router.trace import DecisionTrace
@@ -56,7 +62,8 @@ if TYPE_CHECKING:
     from state.model import ReplicaId
     from state.store import FleetReader, Lookup
 
-MAX_ATTEMPTS = 3
+_LANE_FULL = "too many large bodies wait to be read"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +83,9 @@ class ProxyParts:
     clock: Callable[[], float]
     unix_clock: Callable[[], float]
     mint_id: Callable[[], str]
+    availability: Availability
+    recovery: Recovery
+    quarantine: Quarantine
     lookup: Lookup | None = None
     decisions: DecisionLog | None = None
     hold: Hold | None = None
@@ -83,35 +93,8 @@ class ProxyParts:
     gate: Gate | None = None
     billing: Billing | None = None
     quotas: Quotas | None = None
-
-
-class _NamesModel(Struct, frozen=True):
-    model: str = ""
-
-
-class _Skipped(Struct):
-    """Any JSON object: all of it is checked, and nothing is kept."""
-
-
-_skipping = msgspec.json.Decoder(_Skipped)
-
-
-def read_load_only(body: bytes, *, is_salted: bool = False) -> ReadPrompt:
-    """Return what routing by load needs of a body: the model, where it is JSON that names one.
-
-    Raises BadPromptError for a name that no model can have: the decision trace keeps names. Where
-    ``is_salted`` also for what is no JSON: another reader (of a form, say) would miss the salt.
-    """
-    try:
-        named = msgspec.json.decode(body, type=_NamesModel).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        named = ""
-        if is_salted:
-            decoded(_skipping, body, "")
-    if len(named) > MAX_MODEL_CHARS or not named.isprintable():
-        name = "model"
-        raise BadPromptError(name, f"a printable name of at most {MAX_MODEL_CHARS} characters")
-    return ReadPrompt(model=named, is_stream=False, unroutable=Unroutable.LOAD_ONLY)
+    history: History | None = None
+    admission: Admission | None = None
 
 
 class Proxy:
@@ -147,15 +130,21 @@ class Proxy:
             return await self._serve(request, call)
         except RouterError as error:
             call.status = error.status
-            call.outcome = "refused" if isinstance(error, ClientError) else "failed"
+            call.outcome = "refused" if isinstance(error, ClientError | ShedError) else "failed"
+            if isinstance(error, ShedError) and parts.admission is not None:
+                parts.admission.sheds.note(error, call.priority)
             return error_response(error, client_id or request_id)
         except Exception:
             call.status, call.outcome = RouterError.status, "failed"
             raise
         finally:
             self.open_requests -= 1
+            if call.attempts:
+                parts.recovery.ended(call)
             if call.slot is not None:
                 call.slot.end(call.relayed.usage if call.relayed is not None else None)
+            if call.rate is not None:
+                call.rate.end(call.relayed.usage if call.relayed is not None else None)
             if not self.open_requests:
                 self._idle.set()
             self._account(call)
@@ -165,33 +154,56 @@ class Proxy:
         body = await self._receive(request, call)
         began_s = parts.clock()
         prompt = await self._read(call.path, body)
+        parts.recovery.admit(call, body, prompt.choices)
         call.routed = self._route(call, prompt)
+        if len(body) > LARGE_BODY_BYTES:
+            members = parts.fleet.candidates(prompt.model or None, parts.health)
+            await parts.chooser.outlook.prepare(call.routed, members)
         tried: set[ReplicaId] = set()
         while True:
             if parts.lookup is not None:
                 await self._look_up(parts.lookup, call.routed, tried)
-            if parts.hold is None or call.attempts:  # a second try has waited enough
+            # A second try has waited enough.
+            queue = None if call.attempts else self._queue_for(call.routed)
+            if queue is None:
                 choice = self._choose(call.routed, tried)
             else:
-                choice = await self._hold(parts.hold, call, call.routed)
+                choice = await self._hold(queue, call, call.routed)
                 began_s += call.held_s
             parts.metrics.decided(choice.decision, parts.clock() - began_s)
             if call.slot is not None:
                 call.slot.charge(call.routed, choice.decision, len(body))
-            try:
-                return await self._attempts.run(request, body, call, choice)
-            except ReplicaError as error:
-                replica = choice.member.replica
-                tried.add(replica)
-                if isinstance(error, ReplicaConnectTimeoutError):
-                    parts.health.doubt(replica)
-                elif isinstance(error, ReplicaUnreachableError):
-                    parts.health.refused(replica)
-                if isinstance(error, ReplicaConnectTimeoutError | ReplicaUnreachableError):
-                    tried.update(mates(parts.fleet.members().values(), choice.member))
-                if not error.can_retry or len(call.attempts) >= MAX_ATTEMPTS:
-                    raise
-                began_s = parts.clock()
+            if call.rate is not None:
+                call.rate.charge(call.routed, len(body))
+            answer = await self._try(request, body, call, choice, tried)
+            if answer is not None:
+                return answer
+            began_s = parts.clock()
+
+    async def _try(
+        self, request: Request, body: bytes, call: Call, choice: Choice, tried: set[ReplicaId]
+    ) -> ClientStream | None:
+        """Return the answer of one attempt; None where another one is granted."""
+        recovery = self._parts.recovery
+        if call.is_suspect:
+            recovery.began(call, choice.member.replica)
+        try:
+            answer = await self._attempts.run(request, body, call, choice)
+        except ReplicaError as error:
+            await recovery.settle(error, call, body, choice.member, tried, self.open_requests)
+            return None
+        except LeftAfterEndError:
+            self._judge(call, body, choice)
+            raise
+        self._judge(call, body, choice)
+        return answer
+
+    def _judge(self, call: Call, body: bytes, choice: Choice) -> None:
+        """Note what an answer says of its replica: where all is well a good one says nothing."""
+        parts, relayed = self._parts, call.relayed
+        is_good = relayed is not None and relayed.status < BAD_REQUEST and relayed.outcome == "done"
+        if not is_good or parts.availability.records or parts.quarantine.marked:
+            parts.recovery.answered(call, body, choice.member)
 
     def _route(self, call: Call, prompt: ReadPrompt) -> Routed:
         """Return what is to be routed, with what its path and its tenant say of it."""
@@ -206,12 +218,25 @@ class Proxy:
     async def _receive(self, request: Request, call: Call) -> bytes:
         """Return the body as it goes on: a tenant's has the salt of its scope, and no other."""
         gate, limits = self._parts.gate, self._parts.config.limits
-        if gate is None:
+        if gate is not None:
+            call.tenant = gate.admit(request)
+        if self._parts.admission is not None:
+            self._parts.admission.enter(request, call, self.open_requests)
+        if gate is None or call.tenant is None:
             return await read_body(request, limits)
-        call.tenant = gate.admit(request)
         if self._parts.quotas is not None:
             call.slot = self._parts.quotas.enter(call.tenant)
-        return gate.salted(call.tenant, await read_body(request, limits))
+        tenant, body = call.tenant, await read_body(request, limits)
+        return await self._worked(body, lambda: gate.salted(tenant, body))
+
+    async def _worked(self, body: bytes, work: Callable[[], _T]) -> _T:
+        """Return what ``work`` on ``body`` gives; where that is large, apart from the loop."""
+        if len(body) <= LARGE_BODY_BYTES:
+            return work()
+        try:
+            return await self._parts.prompts.lane.run(work)
+        except LaneFullError:
+            raise OverloadedError(_LANE_FULL) from None
 
     async def _read(self, path: str, body: bytes) -> ReadPrompt:
         try:
@@ -220,14 +245,17 @@ class Proxy:
                 if prompt.is_rough:
                     prompt = await self._parts.tokens.refined(path, body, prompt)
                 return prompt
-            return read_load_only(body, is_salted=self._parts.gate is not None)
+            is_json = path in JSON_PATHS or self._parts.gate is not None
+            return await self._worked(body, lambda: read_plain(body, is_json=is_json))
         except BadPromptError as error:
             raise ClientError(str(error), param=error.field) from None
+        except LaneFullError:
+            raise OverloadedError(_LANE_FULL) from None
 
     async def _look_up(self, lookup: Lookup, routed: Routed, tried: set[ReplicaId]) -> None:
         """Ask the store what the candidates hold; ``_choose`` reads it without a wait between."""
         parts = self._parts
-        candidates = parts.fleet.candidates(routed.prompt.model or None, parts.health, tried)
+        candidates = parts.availability.candidates(routed.prompt.model or None, tried)
         await lookup.prepare(parts.chooser.questions(routed, candidates))
 
     def _choose(
@@ -235,9 +263,10 @@ class Proxy:
     ) -> Choice:
         parts = self._parts
         model = routed.prompt.model or None
-        candidates = parts.fleet.candidates(model, parts.health, tried)
+        candidates = self._candidates(model, tried)
         choice = parts.chooser.choose(routed, candidates, decided)
         if choice is not None:
+            choice.probe = parts.availability.enter(choice.member.replica)
             return choice
         known = parts.fleet.models(parts.health)
         if model is not None and known and model not in known and not routed.is_loadable:
@@ -246,17 +275,42 @@ class Proxy:
         message = "no replica can take the request now"
         raise NoReplicaError(message)
 
+    def _candidates(self, model: str | None, tried: Collection[ReplicaId] = ()) -> Sequence[Member]:
+        """Return those with a place; all, where none has one and the request goes all the same."""
+        candidates = self._parts.availability.candidates(model, tried)
+        admission = self._parts.admission
+        if admission is None or not admission.has_replica_limits:
+            return candidates
+        return admission.with_place(candidates) or candidates
+
+    def _queue_for(self, routed: Routed) -> Hold | None:
+        """Return the queue where a request may have to wait; else raises InflightCapError."""
+        hold, admission = self._parts.hold, self._parts.admission
+        if hold is None:
+            if admission is not None:
+                admission.check(routed)
+        elif (
+            hold.is_always_asked
+            or len(hold)
+            or (admission is not None and (admission.has_replica_limits or admission.is_full))
+        ):
+            return hold
+        return None
+
     async def _hold(self, hold: Hold, call: Call, routed: Routed) -> Choice:
         """Return the first choice of a request, for which it may have to wait its turn."""
         parts, model = self._parts, routed.prompt.model or None
 
         def peek() -> Decision | None:
-            return parts.chooser.peek(routed, parts.fleet.candidates(model, parts.health, set()))
+            return parts.chooser.peek(routed, self._candidates(model))
 
         started_s = parts.clock()
         try:
             choice, call.held_s = await hold.choose(
-                routed, peek, lambda decided: self._choose(routed, set(), decided)
+                routed,
+                peek,
+                lambda decided: self._choose(routed, set(), decided),
+                call.priority.rank,
             )
         except BaseException:
             call.held_s = parts.clock() - started_s
@@ -272,6 +326,8 @@ class Proxy:
         record = record_of(parts, call, usage)
         parts.trace.add(record)
         parts.metrics.finished(record)
+        if parts.history is not None:
+            parts.history.note(record, routed.arrival.prefix if routed is not None else b"")
         if parts.billing is not None:
             parts.billing.add(record)
         self._hits.note(call, usage)

@@ -14,20 +14,25 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from router.connection import StaleConnectionError
-from router.error import ReplicaClosedError
+from router.endpoint import Endpoint
+from router.error import ReplicaClosedError, ReplicaDiedError, ReplicaUnreachableError
 from router.exchange import Exchange, Outcome
 from router.header import added_lines, kv_source_line, rank_line, request_head
-from router.observer import Usage
+from router.observer import BodyObserver, Usage
 from router.request import ClientHeaders
-from router.upstream import Endpoint
 from router.wire import ClientStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.connection import UpstreamConnection
+    from router.observer import StreamObserver
     from router.request import Request
     from router.upstream import UpstreamPool
+
+SERVER_ERROR = 500
+ERROR_BYTES = 4_096
+"""So much of an error's body is looked at."""
 
 
 class RelayRequest(Struct, frozen=True, kw_only=True):
@@ -35,7 +40,10 @@ class RelayRequest(Struct, frozen=True, kw_only=True):
 
     ``lines`` go in their place where they are given.
     ``done_marker`` is the data of the event that ends a whole stream, None for APIs without one.
-    ``raised_statuses`` are raised as ReplicaBusyError instead of being passed on.
+    ``raised_statuses`` are raised as ReplicaBusyError instead of being passed on, unless
+    Retry-After asks for more than ``raised_retry_after_s`` (None: whatever it says).
+    ``can_replay``: a pooled connection may be used, and the request be sent anew where that one
+    turns out dead. ``first_byte_timeout_s`` is shorter than that of the settings.
     ``allows_keep_alive`` is False when the client shall not send more on its connection.
     ``kv_source`` is where the replica may fetch KV pages of the prompt. ``rank`` is the engine's
     data-parallel rank that is the replica; None where the replica is the engine.
@@ -48,6 +56,9 @@ class RelayRequest(Struct, frozen=True, kw_only=True):
     request_id: str
     done_marker: bytes | None = b"[DONE]"
     raised_statuses: frozenset[int] = frozenset()
+    raised_retry_after_s: int | None = None
+    can_replay: bool = True
+    first_byte_timeout_s: float | None = None
     allows_keep_alive: bool = True
     kv_source: Endpoint | None = None
     rank: int | None = None
@@ -55,7 +66,10 @@ class RelayRequest(Struct, frozen=True, kw_only=True):
 
 
 class Relayed(Struct, frozen=True, kw_only=True):
-    """A relay that was committed: return ``response`` from the handler, whatever the outcome."""
+    """A relay that was committed: return ``response`` from the handler, whatever the outcome.
+
+    ``error_body`` is the beginning of a JSON answer of 5xx; ``retry_after_s`` that of 429 and 503.
+    """
 
     response: ClientStream
     status: int
@@ -65,6 +79,8 @@ class Relayed(Struct, frozen=True, kw_only=True):
     body_bytes: int
     first_byte_s: float | None
     is_done_seen: bool
+    error_body: bytes = b""
+    retry_after_s: int | None = None
 
 
 class LeftAfterEndError(asyncio.CancelledError):
@@ -96,7 +112,13 @@ def _relayed(exchange: Exchange) -> Relayed:
         body_bytes=hand.body_bytes,
         first_byte_s=exchange.first_byte_s,
         is_done_seen=stream is not None and stream.is_done,
+        error_body=_beginning(observer) if hand.status >= SERVER_ERROR else b"",
+        retry_after_s=exchange.retry_after_s,
     )
+
+
+def _beginning(observer: StreamObserver | BodyObserver | None) -> bytes:
+    return observer.body()[:ERROR_BYTES] if isinstance(observer, BodyObserver) else b""
 
 
 async def relay(
@@ -125,17 +147,34 @@ async def relay(
         host=endpoint.authority,
         body_bytes=len(outbound.body),
         request_id=outbound.request_id,
-        peer=request.peer,
+        peer=request.forwarded_for,
     )
     added = added_lines((("X-Request-Id", outbound.request_id), *extra_headers))
     exchange = Exchange(request, outbound, pool, added, on_first_byte)
-    connection = pool.take(endpoint)
-    if connection is not None:
+    connection = pool.take(endpoint) if outbound.can_replay else None
+    if connection is None:
+        fresh = await pool.connect(endpoint)
+    else:
         await _run(exchange, connection, head)
         if not isinstance(exchange.error, StaleConnectionError):
             return _relayed(exchange)
-    await _run(exchange, await pool.connect(endpoint), head)
+        fresh = await _connect_again(pool, endpoint)
+    await _run(exchange, fresh, head)
     return _relayed(exchange)
+
+
+async def _connect_again(pool: UpstreamPool, endpoint: Endpoint) -> UpstreamConnection:
+    """Return a fresh connection in place of one that took the request and ended.
+
+    Raises ReplicaDiedError where nobody listens any more.
+    """
+    try:
+        return await pool.connect(endpoint)
+    except ReplicaUnreachableError as error:
+        if type(error) is not ReplicaUnreachableError:  # too slow, or not trusted: not dead
+            raise
+        message = "the replica closed the connection and refuses another one"
+        raise ReplicaDiedError(message) from error
 
 
 async def _run(exchange: Exchange, connection: UpstreamConnection, head: bytes) -> None:

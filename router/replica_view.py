@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, structs
 
 from prompt.model import Unroutable
+from router.availability import StandingView
+from router.entrance import AdmissionView
 from router.trust import TrustRow
-from state.client import redact
+from state.address import redact
 from state.facts import facts_of, key_check
 from state.model import ReplicaFacts, ReplicaLoad, Rung
 
@@ -40,13 +42,16 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
 
     ``registered``: a sidecar vouches for it, and ``facts`` is what that one detected. ``same_keys``
     tells whether the sidecar's block ids are those of this router. ``trust`` has a row for each
-    model and kind of prediction.
+    model and kind of prediction. ``fault`` is what the last health check met with, if anything.
+    ``standing`` says what live traffic makes of it; see docs/health.md.
     """
 
     replica: str
     endpoint: str
     up: bool
     draining: bool
+    fault: str | None = None
+    standing: StandingView | None = None
     registered: bool = False
     has_events: bool
     can_fetch: bool
@@ -112,6 +117,7 @@ class RouterView(Struct, frozen=True, kw_only=True):
     has_tenants: bool = False
     listen: str | None = None
     recent: RequestCounts = RequestCounts()
+    admission: AdmissionView | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +135,8 @@ class ViewParts:
     facts: Callable[[], Mapping[ReplicaId, ReplicaFacts]]
     holdings: Callable[[], Mapping[ReplicaId, int]]
     trust: Callable[[], Sequence[TrustRow]]
+    standing: Callable[[ReplicaId], StandingView]
+    admission: Callable[[], AdmissionView] | None = None
 
 
 class FleetView:
@@ -174,8 +182,10 @@ class FleetView:
         identity = member.identity
         return ReplicaView(
             replica=member.replica,
-            endpoint=f"http://{member.endpoint.authority}",
+            endpoint=member.endpoint.url,
             up=parts.health.is_up(member.replica),
+            fault=parts.health.fault(member.replica),
+            standing=parts.standing(member.replica),
             draining=member.is_draining,
             registered=member.is_registered,
             has_events=member.has_events,
@@ -211,6 +221,7 @@ class FleetView:
             has_tenants=bool(config.tenants),
             listen=self.listen,
             recent=self.recent(),
+            admission=parts.admission() if parts.admission is not None else None,
         )
 
     def _models(self) -> list[ModelView]:

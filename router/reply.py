@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,7 +34,7 @@ class Response(Struct, frozen=True, kw_only=True):
             self.status,
             b"%bDate: %b\r\n" % (self.lines, date),
             framing="length",
-            length=len(self.body),
+            length=None if self.status == HTTPStatus.NOT_MODIFIED else len(self.body),
             is_http10=is_http10,
             keep_alive=keep_alive,
         )

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from router.admission_setting import Priority
 from router.error import (
     ClientError,
+    HeadTooLargeError,
     MethodNotAllowedError,
     NotFoundError,
+    TargetTooLongError,
     UnsupportedFramingError,
     UnsupportedVersionError,
 )
@@ -23,6 +26,7 @@ from router.header import (
     RawHeaders,
     accepted_request_id,
     content_length,
+    forwarded_chain,
     presented_key,
     request_lines,
 )
@@ -41,6 +45,8 @@ UNDERSCORED = frozenset({b"content_length", b"transfer_encoding"})
 """What a replica behind a CGI-like gateway may take for framing."""
 ALLOWED_ANYWHERE = "GET, HEAD, POST"
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{0,5})?")
+_BODILESS = frozenset({"GET", "HEAD"})
+"""A body that means nothing is one that the next reader may not see as one."""
 _TARGETLESS = frozenset({"CONNECT", "TRACE"})
 _WATCHED = frozenset(
     {
@@ -50,10 +56,13 @@ _WATCHED = frozenset(
         b"host",
         b"transfer-encoding",
         b"x-api-key",
+        b"x-forwarded-for",
         b"x-request-id",
+        b"x-warmroute-priority",
     }
 )
 _NONE: tuple[bytes, ...] = ()
+_PRIORITIES = {priority.value: priority for priority in Priority}
 
 
 class ClientHeaders(Struct, frozen=True, kw_only=True):
@@ -75,20 +84,24 @@ class ClientHeaders(Struct, frozen=True, kw_only=True):
     is_plain: bool
     request_id: str | None
     api_key: bytes | None
+    forwarded_for: str = ""
+    """The addresses before it, by its own words."""
+    priority: Priority | None = None
+    """What it asks for, where that is one of the names."""
 
 
 def read_headers(received: RawHeaders) -> ClientHeaders:
     """Return what the headers say; raises ClientError for what no client of ours sends."""
     if len(received) > HEADERS_MOST:
         message = f"expected at most {HEADERS_MOST} headers"
-        raise ClientError(message)
+        raise HeadTooLargeError(message)
     headers = []
     is_named = False
     watched: dict[bytes, list[bytes]] = {}
     for name, padded in received:
         if len(name) + len(padded) > LINE_BYTES:
             message = f"expected headers of at most {LINE_BYTES} bytes"
-            raise ClientError(message)
+            raise HeadTooLargeError(message)
         lower, value = name.lower(), padded.strip(b" \t")
         if lower in UNDERSCORED:
             message = "a header looks like framing and is not"
@@ -120,6 +133,8 @@ def read_headers(received: RawHeaders) -> ClientHeaders:
         api_key=presented_key(
             watched.get(b"authorization", _NONE), watched.get(b"x-api-key", _NONE)
         ),
+        forwarded_for=forwarded_chain(watched.get(b"x-forwarded-for", _NONE)),
+        priority=_PRIORITIES.get(joined(b"x-warmroute-priority")),
     )
 
 
@@ -133,11 +148,13 @@ def read_head(
     if method in _TARGETLESS or target == "*":
         message = f"method: expected {ALLOWED_ANYWHERE}"
         raise MethodNotAllowedError(message, allow=ALLOWED_ANYWHERE)
+    if len(target) > LINE_BYTES:
+        raise target_too_long()
     if "#" in target:
         message = "no such path"
         raise NotFoundError(message)
-    if not target.startswith("/") or len(target) > LINE_BYTES:
-        message = f"expected a path of at most {LINE_BYTES} bytes"
+    if not target.startswith("/"):
+        message = "expected a path"
         raise ClientError(message)
     headers = read_headers(received)
     if headers.hosts != 1 and (headers.hosts or version == "1.1"):
@@ -156,13 +173,22 @@ def read_head(
     )
 
 
-def body_length(headers: ClientHeaders, lengths: Sequence[bytes]) -> int | None:
+def target_too_long() -> TargetTooLongError:
+    """Return the error for a target beyond the limit."""
+    return TargetTooLongError(f"expected a path of at most {LINE_BYTES} bytes")
+
+
+def body_length(head: RequestHead, lengths: Sequence[bytes]) -> int | None:
     """Return how many body bytes follow, None where chunks tell; raises ClientError."""
-    if not lengths:
-        return None if headers.transfer_coding else 0
-    length = content_length(lengths)
-    if length is None or headers.transfer_coding:
-        message = "Content-Length: expected one number, and no Transfer-Encoding"
+    is_coded = bool(head.headers.transfer_coding)
+    length = None if is_coded and not lengths else 0
+    if lengths:
+        length = content_length(lengths)
+        if length is None or is_coded:
+            message = "Content-Length: expected one number, and no Transfer-Encoding"
+            raise ClientError(message)
+    if length != 0 and head.method in _BODILESS:
+        message = f"{head.method}: expected no body"
         raise ClientError(message)
     return length
 
@@ -190,7 +216,7 @@ class Request:
     stream: ClientStream | None = None
     is_complete = False
     received_bytes = 0
-    _fault: ClientError | None = None
+    _fault: RouterError | None = None
     _waiter: asyncio.Future[None] | None = None
 
     def __init__(self, head: RequestHead, declared_bytes: int | None) -> None:
@@ -231,9 +257,10 @@ class Request:
         if self._waiter is not None:
             self._wake()
 
-    def fail(self, fault: ClientError) -> None:
+    def fail(self, fault: RouterError) -> None:
         """Note that the body is not one, or too large: nothing more of it comes."""
         self._fault = fault
+        self.received_bytes = 0
         self._parts.clear()
         if self.declared_bytes is None:
             self._chunks.clear()
@@ -258,7 +285,7 @@ class Request:
             await self._waiter
 
     def body(self) -> bytes:
-        """Return the whole body of a settled request; raises ClientError."""
+        """Return the whole body of a settled request; raises RouterError."""
         if self._fault is not None:
             raise self._fault
         if self.declared_bytes is None:
@@ -272,6 +299,14 @@ class Request:
     def peer(self) -> str | None:
         """The client's address."""
         return self.connection.peer
+
+    @property
+    def forwarded_for(self) -> str | None:
+        """What a replica is told of the client's address, behind what trusted proxies tell."""
+        peer, before = self.connection.peer, self.headers.forwarded_for
+        if before and peer is not None and self.connection.is_trusted:
+            return f"{before}, {peer}"
+        return peer
 
 
 _NO_HEAD = RequestHead(

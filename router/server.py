@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 from typing import TYPE_CHECKING
 
 from router.client import ClientConnection
 from router.date import HttpDate
 from router.error import MethodNotAllowedError, NotFoundError
+from router.intake import BodyBudget
+from router.peer import Peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,10 +45,17 @@ LOAD_PATHS = frozenset(
     }
 )
 """Passed through to the least loaded replica: a prefix is not looked at."""
+FORM_PATHS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+"""Of those: whose bodies are forms."""
+JSON_PATHS = PREFIX_PATHS | (LOAD_PATHS - FORM_PATHS)
+"""Whose bodies are JSON objects."""
 _PLAIN_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
 """What no reader takes for another path: no escapes, no segments that begin with a dot."""
 SHED_MOST = 256
 """So many connections beyond the limit are told so at once; more are closed without a word."""
+WARN_EVERY_S = 60.0
+
+_log = logging.getLogger(__name__)
 
 
 class RouteTable:
@@ -88,14 +98,22 @@ class Server:
         self.find = find
         self.limits = limits
         self.date = HttpDate()
+        self.peers = Peers(limits.connections_per_address, limits.trusted_proxies)
+        self.bodies = BodyBudget(limits.buffered_bytes)
         self._open: set[ClientConnection] = set()
         self._emptied = asyncio.Event()
+        self._warn_at_s = 0.0
         self.is_stopping = False
         """Each connection ends with the answer that it is about to give."""
 
     def __call__(self) -> ClientConnection:
         """Return the protocol of a new connection."""
         return ClientConnection(self)
+
+    @property
+    def shed_most(self) -> int:
+        """How many connections beyond the limit are told so; each takes a file until it left."""
+        return min(SHED_MOST, max(1, self.limits.connections // 8))
 
     @property
     def open_connections(self) -> int:
@@ -106,14 +124,29 @@ class Server:
         """Count a new connection; tell it to leave where there are too many."""
         self._open.add(connection)
         beyond = len(self._open) - self.limits.connections
-        if beyond > SHED_MOST:
+        beyond_share = self.peers.enter(connection.peer)
+        if max(beyond, beyond_share) > self.shed_most:
             connection.abort()
         elif beyond > 0:
-            connection.shed()
+            connection.shed("too many connections")
+        elif beyond_share > 0:
+            self._warn_of_share()
+            connection.shed("too many connections from one address")
+
+    def _warn_of_share(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._warn_at_s:
+            self._warn_at_s = now_s + WARN_EVERY_S
+            _log.warning(
+                "limits.connections_per_address: an address has more than %d; a proxy's belongs"
+                " into limits.trusted_proxies",
+                self.limits.connections_per_address,
+            )
 
     def closed(self, connection: ClientConnection) -> None:
         """Forget a connection that is gone."""
         self._open.discard(connection)
+        self.peers.leave(connection.peer)
         if not self._open:
             self._emptied.set()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from state.client import RedisSettings
 from state.direct import LOOKUP_CONNECTIONS, DirectReader
+from state.eviction_check import EvictionCheck
 from state.mirror import Mirror
 from state.model import RouterId
 
@@ -44,7 +45,7 @@ async def enter_reader(
 def build_mirror(state_url: str, *, has_index: bool = True) -> Mirror:
     """Return this router's view of the shared state at ``state_url``."""
     router_id = RouterId(secrets.token_hex(6))
-    return Mirror(
+    mirror = Mirror(
         RedisSettings(
             url=state_url,
             command_timeout_s=STATE_TIMEOUT_S,
@@ -55,3 +56,5 @@ def build_mirror(state_url: str, *, has_index: bool = True) -> Mirror:
         rng=random.Random(router_id),  # noqa: S311 - jitter
         has_index=has_index,
     )
+    mirror.server_check = EvictionCheck(state_url).run
+    return mirror

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
 from msgspec import Meta, Struct
 
+from router.admission_setting import Priority, RateSettings
 from router.quota_setting import QuotaSettings
 from state.model import NAME_PATTERN
 
@@ -51,6 +52,8 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``key_digests``: several while keys are changed. ``share``: ``tenant`` for prefixes of its own,
     or one of the configured ``groups``, whose tenants meet each other's. ``receipts``: answers have
     x-warmroute-* headers, which tell what is cached. ``quota``: what it may take of what is shared.
+    ``priority``: who goes first where requests wait, and last where they are shed. ``rate``: what
+    it may ask for on average.
     """
 
     name: Label
@@ -58,6 +61,8 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     share: Label = OWN_SCOPE
     receipts: bool = False
     quota: QuotaSettings = QuotaSettings()
+    priority: Priority = Priority.NORMAL
+    rate: RateSettings = RateSettings()
 
 
 class Tenant(Struct, frozen=True, kw_only=True):
@@ -66,6 +71,7 @@ class Tenant(Struct, frozen=True, kw_only=True):
     name: str
     scope: str
     receipts: bool = False
+    priority: Priority = Priority.NORMAL
 
 
 class Epochs(Protocol):
@@ -96,6 +102,7 @@ def tenant_of(settings: TenantSettings) -> Tenant:
         name=settings.name,
         scope=f"{kind}:{named}",
         receipts=settings.receipts,
+        priority=settings.priority,
     )
 
 

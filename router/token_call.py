@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from prompt.question import Question
-    from router.upstream import Endpoint, UpstreamPool
+    from router.endpoint import Endpoint
+    from router.upstream import UpstreamPool
     from state.breaker import Breaker
 
     InThread = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]

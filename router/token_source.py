@@ -152,8 +152,8 @@ class TokenSource:
 
     def check(self, prompt: ReadPrompt, usage: Usage | None) -> None:
         """Compare what an engine said of a prompt with the length that it reports at the end."""
-        is_other = has_other_length(prompt, usage)
-        if not prompt.shadows or is_other is None:
+        is_other = has_other_length(prompt, usage) if prompt.shadows else None
+        if is_other is None:
             return
         model = prompt.model
         if not is_other:
@@ -174,6 +174,8 @@ class TokenSource:
     def _members(self, model: str) -> list[Member]:
         """Return the replicas that tell what they hold of ``model``; forget those that left."""
         parts = self._parts
+        if not parts.fleet.have_events and not self._respondents:
+            return []
         there = parts.fleet.members()
         for replica in [replica for replica in self._respondents if replica not in there]:
             del self._respondents[replica]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Attempt(Struct, frozen=True, kw_only=True):
+class Attempt(Struct, frozen=True):
     """One try on one replica: the decision behind it and how it ended.
 
     ``kv_source`` is the replica that it was told to fetch KV pages from. ``credits`` are those of
@@ -30,8 +30,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     promised_tokens: int | None = None
 
 
-class DecisionRecord(Struct, frozen=True, kw_only=True):
-    """One request as the router saw it. Unknown is None.
+class DecisionRecord(Struct, frozen=True):
+    """One request as the router saw it. Unknown is None. One is made per request, by place.
 
     ``request_id`` is the router's own; ``client_request_id`` is what the client called it.
     ``unroutable`` says why no prefix could be computed, when none could. ``held_s``: what it waited

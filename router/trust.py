@@ -62,7 +62,7 @@ class Ground(enum.StrEnum):
     """Bytes that were sent there: the tokens are not known."""
 
 
-class Observation(NamedTuple):
+class Observation(Struct, frozen=True, gc=False):
     """One completed request: what was predicted and what the engine reported, in tokens.
 
     ``certain_tokens`` should have been found. Up to ``reach_tokens`` it may as well: what was still
@@ -155,7 +155,7 @@ class Share:
         return 0.5 ** (max(0.0, now_s - self._seen_s) / HALF_LIFE_S) if self._weight else 1.0
 
 
-class Recent(NamedTuple):
+class Recent(Struct, frozen=True, gc=False):
     """Tokens of one of the last requests; see ``Observation``."""
 
     certain_tokens: int
@@ -284,7 +284,8 @@ class Trust:
         if len(self._books) > MAX_BOOKS:
             dropped, _ = self._books.popitem(last=False)
             self.credits.pop(dropped, None)
-        self._credit(key, book)
+        if self.credits or book.precision.is_low:
+            self._credit(key, book)
         if tenant is not None:
             _opened(self._tenants, (tenant, key.ground)).observe(seen, now_s)
             if len(self._tenants) > MAX_TENANTS:

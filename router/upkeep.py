@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from router.availability import Availability
     from router.chooser import Knowledge
     from router.feedback import Feedback
     from router.fleet import FleetTable
@@ -36,12 +37,14 @@ class Upkeep:
         guess_ttl_s: float,
         clock: Callable[[], float],
         feedback: Feedback | None = None,
+        availability: Availability | None = None,
     ) -> None:
         self._know = know
         self._fleet = fleet
         self._guess_ttl_s = guess_ttl_s
         self._clock = clock
         self._feedback = feedback
+        self._availability = availability
         self._published_version = -1
         self._generations: dict[ReplicaId, Generation | None] = {}
         self._capacities: dict[ReplicaId, int] = {}
@@ -65,6 +68,8 @@ class Upkeep:
         if self._feedback is not None:
             self._feedback.tick(self._clock())
         self._follow_generations()
+        if self._availability is not None:
+            self._availability.look()
         self._limit_guesses()
 
     def _holds(self, replica: ReplicaId, block: BlockId) -> bool:
@@ -85,9 +90,14 @@ class Upkeep:
         for replica in before.keys() - current.keys():
             know.leases.forget(replica)
             know.speeds.forget(replica)
+            if know.limits is not None:
+                know.limits.forget(replica)
         for replica in before.keys() | current.keys():
             if replica in before and before[replica] == current.get(replica, GONE):
                 continue
+            is_restarted = replica in before and replica in current
+            if is_restarted and self._availability is not None:
+                self._availability.restarted(replica)
             if self._feedback is not None and replica in before:
                 self._feedback.forget(replica, LEFT if replica not in current else NEW_LIFE)
             if replica in before:  # a newcomer may have been sent something since it appeared

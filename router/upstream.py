@@ -1,73 +1,47 @@
-"""Where replicas are and the connections to them: endpoints, the pool, and small GETs."""
+"""The connections to replicas: the pool, and small GETs."""
 
 from __future__ import annotations
 
 import asyncio
-import re
+import errno
+import ssl
 import time
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from router.connection import StaleConnectionError, UpstreamConnection
 from router.date import HttpDate
+from router.endpoint import Endpoint as Endpoint  # noqa: TC001 - whoever has a pool needs it
 from router.error import (
+    NoDescriptorError,
     ReplicaConnectTimeoutError,
     ReplicaError,
     ReplicaProtocolError,
     ReplicaTimeoutError,
+    ReplicaTlsError,
     ReplicaUnreachableError,
 )
 from router.header import key_line, request_head
 from router.watch import Watch
+from state.tls import SHUTDOWN_S, ClientContext, ClientTls, TlsFileError, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router.connection import ReplyHead
     from router.header import RawHeaders
+    from router.reply_head import ReplyHead
 
 FETCH_LIMIT_BYTES = 4 * 1024 * 1024
 """The largest body that ``fetch`` takes."""
 _JSON_LINES = b"Content-Type: application/json\r\n"
+NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 WATCHES_PER_LIMIT = 16
 """A limit may be overrun by this part of the shortest one."""
-_HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
-"""A DNS name or an address: the text comes from the registry and goes into the Host header."""
-
-
-class Endpoint(Struct, frozen=True):
-    """Where a replica listens; plain HTTP."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, url: str) -> Endpoint:
-        """Return the endpoint of ``http://host:port``; raises ValueError for anything else."""
-        parts = urlsplit(url)
-        if parts.scheme == "https":
-            message = f"{url!r}: https:// towards replicas is not supported, use http://"
-            raise ValueError(message)
-        is_bare = parts.path in {"", "/"} and not (parts.query or parts.fragment)
-        host = parts.hostname
-        if parts.scheme != "http" or not host or not is_bare or "@" in parts.netloc:
-            message = f"{url!r} is not of the form http://host:port"
-            raise ValueError(message)
-        if parts.port == 0 or not _HOST.fullmatch(host):
-            message = f"{url!r} has an unusable host name or port"
-            raise ValueError(message)
-        return cls(host, parts.port or 80)
-
-    @property
-    def authority(self) -> str:
-        """The value of the Host header."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class UpstreamSettings(Struct, frozen=True, kw_only=True):
-    """Deadlines and bounds towards replicas, and the key that these want to see.
+    """Deadlines and bounds towards replicas, the key that these want to see, and their TLS.
 
     ``pool_idle_s`` must stay below the replicas' own keep-alive timeout (uvicorn: 5 s).
     """
@@ -77,8 +51,9 @@ class UpstreamSettings(Struct, frozen=True, kw_only=True):
     chunk_idle_timeout_s: float = 120.0
     write_stall_timeout_s: float = 60.0
     pool_idle_s: float = 3.0
-    head_limit_bytes: int = 64 * 1024
+    head_limit_bytes: int = 16 * 1024
     api_key: str | None = None
+    tls: ClientTls = ClientTls()
 
 
 class UpstreamPool:
@@ -89,6 +64,7 @@ class UpstreamPool:
     ) -> None:
         self.settings = settings
         self.key_line = key_line(settings.api_key)
+        self.tls = ClientContext(settings.tls)
         self.date = HttpDate(wall_clock_s)
         shortest_s = min(
             settings.first_byte_timeout_s,
@@ -124,17 +100,41 @@ class UpstreamPool:
         return None
 
     async def connect(self, endpoint: Endpoint) -> UpstreamConnection:
-        """Return a fresh connection; raises ReplicaUnreachableError."""
+        """Return a fresh connection, with TLS where the replica has it.
+
+        Raises ReplicaUnreachableError: ReplicaTlsError where the replica is not who it should be.
+        NoDescriptorError where this process can have no connection more.
+        """
+        try:
+            return await self._connected(endpoint)
+        except NoDescriptorError:
+            if not self._drop_idle():
+                raise
+        await asyncio.sleep(0)  # the loop closes them
+        return await self._connected(endpoint)
+
+    def _drop_idle(self) -> int:
+        """Close every idle connection; return how many."""
+        idle = [connection for kept in self._idle.values() for connection in kept]
+        for connection in idle:
+            connection.discard()
+        return len(idle)
+
+    async def _connected(self, endpoint: Endpoint) -> UpstreamConnection:
         connection = UpstreamConnection(self, endpoint)
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.settings.connect_timeout_s):
-                await loop.create_connection(lambda: connection, endpoint.host, endpoint.port)
-        except (OSError, UnicodeError) as error:
+                await self._connect(connection, endpoint)
+        except (OSError, UnicodeError, TlsFileError) as error:
             self._give_up(connection)
             if isinstance(error, TimeoutError):
                 message = "the connection to the replica timed out"
                 raise ReplicaConnectTimeoutError(message) from error
+            if isinstance(error, ssl.SSLError | TlsFileError):
+                raise ReplicaTlsError(said(error)) from error
+            if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
+                message = "the router has no open file left for a connection to the replica"
+                raise NoDescriptorError(message) from error
             message = "the connection to the replica failed"
             raise ReplicaUnreachableError(message) from error
         except asyncio.CancelledError:
@@ -145,6 +145,24 @@ class UpstreamPool:
             message = "the router is stopping"
             raise ReplicaUnreachableError(message)
         return connection
+
+    async def _connect(self, connection: UpstreamConnection, endpoint: Endpoint) -> None:
+        loop = asyncio.get_running_loop()
+        if endpoint.path is not None:
+            await loop.create_unix_connection(lambda: connection, endpoint.path)
+        elif endpoint.is_tls:
+            await loop.create_connection(
+                lambda: connection,
+                endpoint.address or endpoint.host,
+                endpoint.port,
+                ssl=self.tls.current(),
+                server_hostname=endpoint.host,
+                ssl_shutdown_timeout=SHUTDOWN_S,
+            )
+        else:
+            await loop.create_connection(
+                lambda: connection, endpoint.address or endpoint.host, endpoint.port
+            )
 
     def _give_up(self, connection: UpstreamConnection) -> None:
         """Forget a connection that was being made: uvloop may tell it of no loss after a cancel."""

@@ -13,6 +13,10 @@ class Watched(Protocol):
         """Act on a deadline that has passed."""
         ...
 
+    def end_now(self) -> None:
+        """End, as far as possible with a word to the client: the router ends."""
+        ...
+
 
 class Watch:
     """Looks at everything that is watched once per ``interval_s``: that late a deadline may be."""
@@ -32,6 +36,11 @@ class Watch:
     def discard(self, watched: Watched) -> None:
         """Look at it no more."""
         self._watched.discard(watched)
+
+    def end_all(self) -> None:
+        """End everything that is watched: the router ends."""
+        for watched in list(self._watched):
+            watched.end_now()
 
     def _look(self) -> None:
         self._timer = None

@@ -18,6 +18,7 @@ from sidecar.subscriber import EventSource
 from state.model import MAX_RANKS, NAME_PATTERN, ModelIdentity, ReplicaId
 from state.prefix import block_tokens_for
 from state.secret import ChainKeys, SecretError, read_deployment_key
+from state.tls import ClientTls
 
 ASSUMED_PAGE_TOKENS: Final = 16
 _STARTUP_POLL_S: Final = 0.25
@@ -40,7 +41,7 @@ class SidecarSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ``ranks``: the others publish on the ports that follow. ``block_tokens`` is a multiple of the
     page.
     ``metrics`` is ``host:port`` (0: any free port). After ``event_silence_s`` an engine that works
-    but was never heard is reported.
+    but was never heard is reported. ``tls`` is for an engine at ``https://``.
     """
 
     engine: str
@@ -67,6 +68,7 @@ class SidecarSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drain_grace_s: Annotated[float, Meta(ge=0)] = 5.0
     failed_checks: Annotated[int, Meta(ge=1)] = 3
     event_silence_s: _Seconds = 10.0
+    tls: ClientTls = ClientTls()
 
     def __repr__(self) -> str:
         """Leave out what may hold secrets."""

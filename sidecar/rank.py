@@ -35,6 +35,7 @@ from sidecar.profile import SettingsError, replica_name
 from sidecar.scrape import EngineClient, EngineError
 from sidecar.sglang import LOAD_PATHS
 from state.store import StateError
+from state.tls import ClientTls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -117,8 +118,15 @@ def rank_settings(settings: SidecarSettings, name: str, rank: int) -> SidecarSet
 class SharedClient(EngineClient):
     """An engine's client whose answers are good for all of its ranks for a moment."""
 
-    def __init__(self, url: str, *, api_key: str | None, fresh_s: float) -> None:
-        super().__init__(url, api_key=api_key)
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None,
+        fresh_s: float,
+        tls: ClientTls = ClientTls(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__(url, api_key=api_key, tls=tls)
         self._fresh_s = fresh_s
         self._answers: dict[str, tuple[float, bytes | EngineError]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
@@ -143,7 +151,7 @@ class RankClient(EngineClient):
     """The engine as one of its ranks sees it; ``rank`` None is the engine as a whole."""
 
     def __init__(self, shared: SharedClient, ranks: Ranks, rank: int | None) -> None:
-        super().__init__(shared.endpoint)
+        super().__init__(shared.endpoint, tls=shared.tls)
         self._shared = shared
         self._ranks = ranks
         self._rank = rank
@@ -311,7 +319,9 @@ async def run_agent(
     """
     fresh_s = _FRESH_FRACTION * settings.scrape_interval_s
     try:
-        client = SharedClient(settings.engine, api_key=settings.api_key, fresh_s=fresh_s)
+        client = SharedClient(
+            settings.engine, api_key=settings.api_key, fresh_s=fresh_s, tls=settings.tls
+        )
     except ValueError as error:
         raise SettingsError(str(error)) from error
     runner = RankRunner(

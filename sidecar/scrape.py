@@ -26,7 +26,8 @@ from sidecar.deed import (
 )
 from sidecar.sglang import INFO_PATHS, LOAD_PATHS, MAX_PORT, SglangInfo, parse_info, parse_loads
 from sidecar.subscriber import EventSource
-from state.model import ReplicaLoad
+from state.model import UNIX_SCHEME, ReplicaLoad, address_name
+from state.tls import ClientTls, TlsFileError, client_context, fingerprint, tls_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES: Final = 4 << 20
 REQUEST_TIMEOUT_S: Final = 2.0
+PORTS: Final = {"http": 80, "https": 443}
 _RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _QUEUED: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _KV_USED: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
@@ -173,31 +175,70 @@ class EngineClient:
     """HTTP client of one engine; an async context manager.
 
     ``pin`` is what requests name to be computed by one of the engine's data-parallel ranks; None
-    for an engine as a whole.
+    for an engine as a whole. ``path`` is the unix socket of an engine at ``unix:/path``. Raises
+    ValueError for other URLs, TlsFileError for files of ``tls`` that cannot be used.
     """
 
     pin: int | None = None
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        tls: ClientTls = ClientTls(),  # noqa: B008 - frozen
     ) -> None:
-        parts = urlsplit(url)
+        self.path = url.removeprefix(UNIX_SCHEME) if url.startswith(UNIX_SCHEME + "/") else None
+        parts = urlsplit("http://localhost" if self.path is not None else url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             message = "engine: expected http://host:port"
             raise ValueError(message)
         self.host = parts.hostname
-        self.endpoint = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        self.address = parts.netloc.rpartition("@")[2]
+        address = parts.netloc.rpartition("@")[2]
+        self.endpoint = f"{parts.scheme}://{address}"
+        is_ipv6 = ":" in parts.hostname
+        port = parts.port or PORTS[parts.scheme]
+        self.address = address_name(parts.hostname, port) if is_ipv6 else address
+        self.tls = tls
+        self._context = client_context(tls) if parts.scheme == "https" else None
+        self._seen = fingerprint(tls.paths)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self._load_path: str | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            timeout=self._timeout, headers=self._headers, trust_env=False
-        )
+        self._session = self._opened()
         return self
+
+    def _opened(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=self.connector(),
+            timeout=self._timeout,
+            headers=self._headers,
+            trust_env=False,
+        )
+
+    async def _read_again(self) -> None:
+        """Take the files of ``tls`` as they are now, if they changed since they were read."""
+        found = fingerprint(self.tls.paths)
+        if found == self._seen:
+            return
+        self._seen = found
+        try:
+            self._context = client_context(self.tls)
+        except TlsFileError:
+            return  # half of a pair: the other half is another change
+        before, self._session = self._session, self._opened()
+        if before is not None:
+            await before.close()
+
+    def connector(self) -> aiohttp.BaseConnector:
+        """Return what connects another session to the same engine in the same way."""
+        if self.path is not None:
+            return aiohttp.UnixConnector(self.path)
+        return aiohttp.TCPConnector(ssl=self._context or True)
 
     async def __aexit__(
         self,
@@ -338,6 +379,9 @@ class EngineClient:
                         raise EngineError(message)
                 return bytes(body)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            number = getattr(error, "errno", None)
-            message = f"{path}: {os.strerror(number) if number else type(error).__name__}"
+            number = None if (fault := tls_fault(error)) else getattr(error, "errno", None)
+            fault = fault or (os.strerror(number) if number else type(error).__name__)
+            message = f"{path}: {fault}"
+            if self._context is not None:
+                await self._read_again()
             raise EngineError(message) from error

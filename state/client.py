@@ -7,27 +7,48 @@ connections, no health checks of the library's own.
 
 from __future__ import annotations
 
+import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import parse_qs, urlsplit
 
 from msgspec import Struct
+from redis._parsers import _AsyncRESP2Parser
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import (
+    InvalidResponse,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
+from state.address import StoreKind, parse_address
 from state.cluster import ClusterClient
+from state.sentinel import SentinelClient
 from state.store import StateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SCHEMES: Final = frozenset({"redis", "rediss", "unix"})
-_CLUSTER_SCHEMES: Final = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
-"""Schemes of a cluster, and those under which its nodes are reached."""
-_DEFAULT_PORT: Final = 6379
-_PARAMETERS: Final = frozenset({"db"})
+    from state.address import StoreAddress
+
+_DEAD_PEER_MS: Final = 5_000
+_KEEPALIVE: Final = {
+    option: value
+    for option, value in (
+        (getattr(socket, "TCP_KEEPIDLE", None), 5),
+        (getattr(socket, "TCP_KEEPINTVL", None), 2),
+        (getattr(socket, "TCP_KEEPCNT", None), 3),
+        (getattr(socket, "TCP_USER_TIMEOUT", None), _DEAD_PEER_MS),
+    )
+    if option is not None
+}
+"""Where the system has them: a peer that is gone without a word ends a connection in seconds.
+
+Without the last one the kernel sends again for a quarter of an hour what nobody acknowledges.
+"""
 _QUOTED_BEFORE: Final = " of pipeline caused error: "
 """Before this the library quotes the failed command, raw block ids included."""
 _MAX_SHOWN: Final = 200
@@ -35,8 +56,30 @@ _REFUSALS: Final = ("READONLY", "OOM", "MISCONF", "NOREPLICAS")
 """Error codes of a server that refuses writes; one that runs a script may wrap them."""
 Argument = str | bytes | int | float
 """What a command may contain."""
+_WRONG_SHAPE: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 STORE_ERRORS: Final = (RedisError, OSError)
 """What a failing server, connection or timeout raises."""
+
+
+class _Parser(_AsyncRESP2Parser):
+    """The library's parser of Python, for which bytes that are no reply are one kind of error.
+
+    Another one that happens to be installed takes no part.
+    """
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:  # noqa: FBT001, FBT002 - the library's signature
+        """Return the next reply."""
+        try:
+            return await super().read_response(disable_decoding=disable_decoding)
+        except (ValueError, IndexError, OverflowError, RecursionError) as error:
+            message = f"no reply of a Redis server: {type(error).__name__}"
+            raise InvalidResponse(message) from error
+
+    async def _read(self, length: int) -> Any:
+        if length < 0:
+            message = "no reply of a Redis server: a length below zero"
+            raise InvalidResponse(message)
+        return await super()._read(length)
 
 
 class Batch(Protocol):
@@ -71,8 +114,9 @@ class RedisSettings(Struct, frozen=True, kw_only=True):
     """Where the server is and how long to wait for it.
 
     ``url`` is redis://, rediss:// or unix:// for one server; redis+cluster:// or rediss+cluster://
-    with some of the nodes as ``host:port,host:port`` for a cluster. ``max_connections`` is per
-    server or node.
+    with some of the nodes as ``host:port,host:port`` for a cluster; redis+sentinel:// or
+    rediss+sentinel:// with the sentinels and ``/service``. ``max_connections`` is per server or
+    node.
     """
 
     url: str
@@ -110,18 +154,6 @@ def read_value(reply: Any) -> Any:
     return reply
 
 
-def redact(url: str) -> str:
-    """Return what of a URL may be logged: scheme, address and path, never credentials."""
-    try:
-        parts = urlsplit(url)
-        if parts.scheme in _CLUSTER_SCHEMES:
-            return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        return "(unreadable URL)"
-    return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
-
-
 def describe(error: Exception) -> str:
     """Return one printable line about ``error``, without the command that the library quotes."""
     _, quoted, rest = str(error).rpartition(_QUOTED_BEFORE)
@@ -139,78 +171,52 @@ def refuses_writes(error: Exception) -> bool:
 
 @contextmanager
 def state_errors(action: str) -> Iterator[None]:
-    """Raise what Redis raises inside as StateError; ``action`` says what was attempted."""
+    """Raise what Redis raises inside as StateError; ``action`` says what was attempted.
+
+    So does a reply of a shape that no store sends: what answers is something else.
+    """
     try:
         yield
     except STORE_ERRORS as error:
         message = f"{action}: {describe(error)}"
         raise StateError(message) from error
+    except _WRONG_SHAPE as error:
+        message = f"{action}: unexpected reply: {type(error).__name__}"
+        raise StateError(message) from error
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError for a URL that is not of this kind, or has parameters besides ``db``.
-
-    The library would let parameters override the explicit limits.
-    """
-    parts = urlsplit(url)
-    if parts.scheme in _CLUSTER_SCHEMES:
-        cluster_nodes(url)
-        return
-    unknown = set(parse_qs(parts.query, keep_blank_values=True)) - _PARAMETERS
-    if parts.scheme not in _SCHEMES or unknown:
-        message = (
-            f"redis url {redact(url)}: expected redis://, rediss:// or unix://, ?db= at most; "
-            f"redis+cluster:// or rediss+cluster:// for a cluster"
-        )
-        raise ValueError(message)
-
-
-def cluster_nodes(url: str) -> tuple[str, ...]:
-    """Return the ``host:port`` of each node that a cluster's URL names; raises ValueError."""
-    parts = urlsplit(url)
-    named = parts.netloc.rpartition("@")[2].split(",")
-    nodes = tuple(_node_address(name) for name in named)
-    if None in nodes or parts.path.strip("/") or parts.query or parts.fragment:
-        message = (
-            f"redis url {redact(url)}: expected {parts.scheme}://host:port,host:port of some "
-            "nodes; a cluster has no database number and no parameters"
-        )
-        raise ValueError(message)
-    return tuple(node for node in nodes if node is not None)
-
-
-def _node_address(named: str) -> str | None:
-    """Return ``host:port`` of ``host``, ``host:port`` or ``[::1]:port``; None for anything else."""
-    try:
-        parts = urlsplit(f"//{named}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return None
-    if not host or port == 0 or parts.path or parts.query or parts.fragment:
-        return None
-    return f"{host}:{port or _DEFAULT_PORT}"
+    """Raise ValueError, without credentials, for a URL that is not of a known kind."""
+    parse_address(url)
 
 
 def _client(settings: RedisSettings, timeout_s: float, max_connections: int) -> Client:
-    check_url(settings.url)
-    parts = urlsplit(settings.url)
-    scheme = _CLUSTER_SCHEMES.get(parts.scheme)
-    if scheme is None:
-        return _server_client(settings.url, settings, timeout_s, max_connections)
-    credentials, at, _ = parts.netloc.rpartition("@")
+    address = parse_address(settings.url)
 
-    def connect(address: str) -> Redis:
-        host, _, port = address.rpartition(":")
-        host = f"[{host}]" if ":" in host else host
-        url = f"{scheme}://{credentials}{at}{host}:{port}"
-        return _server_client(url, settings, timeout_s, max_connections)
+    def connect(node: str) -> Redis:
+        return _server_client(address.node_url(node), address, settings, timeout_s, max_connections)
 
-    return ClusterClient(cluster_nodes(settings.url), connect)
+    def connect_sentinel(node: str) -> Redis:
+        url = address.sentinel_url(node)
+        return _server_client(url, address, settings, settings.command_timeout_s, 1)
+
+    if address.kind is StoreKind.CLUSTER:
+        return ClusterClient(address.nodes, connect)
+    if address.kind is StoreKind.SENTINEL:
+        return SentinelClient(address.service, address.nodes, connect_sentinel, connect)
+    return _server_client(address.server_url(), address, settings, timeout_s, max_connections)
 
 
 def _server_client(
-    url: str, settings: RedisSettings, timeout_s: float, max_connections: int
+    url: str,
+    address: StoreAddress,
+    settings: RedisSettings,
+    timeout_s: float,
+    max_connections: int,
 ) -> Redis:
+    options: dict[str, Any] = dict(address.tls)
+    if address.scheme != "unix":
+        options |= {"socket_keepalive": True, "socket_keepalive_options": _KEEPALIVE}
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=max_connections,
@@ -221,7 +227,9 @@ def _server_client(
         retry_on_error=[],
         health_check_interval=0,
         protocol=2,
+        parser_class=_Parser,
         driver_info=None,
+        **options,
     )
     client: Redis = Redis.from_pool(pool)
     client.response_callbacks.clear()  # replies stay as the server sent them, in any version

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from msgspec import Struct
 from redis.exceptions import TryAgainError
 
+from state.address import redact
 from state.breaker import Admission, Breaker
-from state.client import STORE_ERRORS, command_client, describe, is_wrong_type, redact
+from state.client import STORE_ERRORS, command_client, describe, is_wrong_type
 from state.model import Overlap, Rung, Tier
 from state.rhythm import Backoff
 from state.schema import BLOCK_ID_BYTES, ReplicaKeys, residency_suffix
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from random import Random
 
     from state.client import RedisSettings
-    from state.mirror import Holding, Mirror, MirrorFigures
+    from state.figures import MirrorFigures, MirrorHolding
+    from state.mirror import Mirror
     from state.model import (
         BlockId,
         Generation,
@@ -174,6 +176,11 @@ class DirectReader:
         """Return the leases of all other live routers, summed per replica."""
         return self._mirror.foreign_leases()
 
+    @property
+    def routers(self) -> int:
+        """Live routers, with this one."""
+        return self._mirror.routers
+
     def freshness(self) -> tuple[Rung, float]:
         """Return the mirror's rung and age; LOCAL, since the last answer, while lookups rest."""
         rung, age_s = self._mirror.freshness()
@@ -185,7 +192,7 @@ class DirectReader:
         """Wait until every change stored before the call is visible; False when it is not."""
         return await self._mirror.settle(timeout_s)
 
-    def holdings(self) -> dict[ReplicaId, Holding]:
+    def holdings(self) -> dict[ReplicaId, MirrorHolding]:
         """Return nothing: no block is held in this process."""
         return {}
 

@@ -212,14 +212,15 @@ class LeaseBook:
         account = self._accounts.get(replica)
         if account is None:
             return NO_WORK
+        prefilling = account.prefilling
         return ReplicaWork(
-            inflight=len(account.live),
-            recent_assignments=self._decayed(account, now_s),
-            prefilling=len(account.prefilling),
-            backlog_tokens=account.uncached_tokens,
-            backlog_ms=_backlog_ms(account, now_s, speed),
-            prefill_load=_faded(account, now_s) / LOAD_S,
-            hold_s=account.hold_s,
+            len(account.live),
+            self._decayed(account, now_s),
+            len(prefilling),
+            account.uncached_tokens,
+            _backlog_ms(account, now_s, speed) if prefilling else 0.0,
+            _faded(account, now_s) / LOAD_S,
+            account.hold_s,
         )
 
     def totals(self, now_s: float | None = None) -> dict[ReplicaId, LeaseTotals]:
@@ -258,12 +259,15 @@ class LeaseBook:
         self.version += 1
 
     def _decayed(self, account: _Account, now_s: float) -> float:
-        age_s = max(0.0, now_s - account.recent_at_s)
+        age_s = now_s - account.recent_at_s
+        if age_s <= 0.0:
+            return account.recent
         return account.recent * math.exp2(-age_s / self._half_life_s)
 
 
 def _faded(account: _Account, now_s: float) -> float:
-    return account.work_ms * math.exp(-max(0.0, now_s - account.work_at_s) / LOAD_S)
+    age_s = now_s - account.work_at_s
+    return account.work_ms * math.exp(-age_s / LOAD_S) if age_s > 0.0 else account.work_ms
 
 
 def _backlog_ms(account: _Account, now_s: float, speed: float) -> float:

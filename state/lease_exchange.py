@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from state.lease import sum_leases
 from state.schema import LEASES, ROUTER_INDEX, decode_leases, encode_leases
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from state.client import Client
     from state.model import LeaseTotals, ReplicaId, RouterId
 
+_NOTHING: Final[Mapping[ReplicaId, LeaseTotals]] = MappingProxyType({})
+
 
 class LeaseExchange:
     """``publish`` and ``foreign`` are synchronous; ``exchange`` is a mirror's background round."""
@@ -24,7 +26,7 @@ class LeaseExchange:
         self._clock = clock
         self._lease_ttl_s = lease_ttl_s
         self._own: Mapping[ReplicaId, LeaseTotals] = {}
-        self._foreign: Mapping[ReplicaId, LeaseTotals] = MappingProxyType({})
+        self._foreign: Mapping[ReplicaId, LeaseTotals] = _NOTHING
         self._is_changed = True
         self._published_s = float("-inf")
         self._received_s = float("-inf")
@@ -33,6 +35,8 @@ class LeaseExchange:
         self.malformed_values = 0
         self.is_alone = False
         """Whether the last exchange saw no other router."""
+        self.routers = 1
+        """Live ones, with this one, as of the last exchange."""
 
     def publish(self, totals: Mapping[ReplicaId, LeaseTotals]) -> None:
         """Set what this router has in flight; the next exchange tells the others."""
@@ -42,7 +46,7 @@ class LeaseExchange:
     def foreign(self) -> Mapping[ReplicaId, LeaseTotals]:
         """Return the sums of the others; nothing when there was no news for a lease's life."""
         if self._clock() - self._received_s > self._lease_ttl_s:
-            return MappingProxyType({})
+            return _NOTHING
         return self._foreign
 
     async def exchange(self, client: Client, heartbeat_s: float) -> None:
@@ -76,5 +80,6 @@ class LeaseExchange:
         ]
         self.malformed_values += decoded.count(None)
         self.is_alone = not decoded
+        self.routers = 1 + len(decoded)
         totals = sum_leases(leases for leases in decoded if leases is not None)
         self._foreign = MappingProxyType(totals)

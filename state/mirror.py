@@ -13,20 +13,21 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from msgspec import Struct
 from redis.exceptions import ReadOnlyError, ResponseError
 
+from state.address import redact
 from state.client import (
     STORE_ERRORS,
     blocking_client,
     command_client,
     describe,
     read_value,
-    redact,
     refuses_writes,
     run_command,
 )
 from state.facts import FactsBoard
+from state.fault import FaultBook
+from state.figures import MirrorFigures, MirrorHolding
 from state.lease_exchange import LeaseExchange
 from state.mirror_sync import Follower, stream_heads
 from state.model import ReplicaId, Rung
@@ -57,25 +58,6 @@ _log = logging.getLogger(__name__)
 _NO_ANSWER = "no answer"
 _POLL_CHUNK = 64
 _SWEEP_BLOCKS = 4096
-
-
-class Holding(Struct, frozen=True, kw_only=True):
-    """What the mirror knows of one replica's cache, and the process memory that takes."""
-
-    blocks: int
-    bytes_estimate: int
-
-
-class MirrorFigures(Struct, frozen=True, kw_only=True):
-    """Counts since the start, and the index's estimated process memory.
-
-    ``evicted_blocks`` went, counted once per holder, to keep the index within its bound.
-    """
-
-    rungs_entered: dict[Rung, int]
-    snapshots: int
-    evicted_blocks: int
-    index_bytes: int
 
 
 class Mirror:
@@ -118,10 +100,13 @@ class Mirror:
         self._refused_s: float | None = None
         self._ladder = Ladder(timing)
         self._last_error = _NO_ANSWER
+        self._faults = FaultBook(settings.url, _log)
         self._malformed_values = 0
         self.failures = 0
         self.read_first: Callable[[Client], Awaitable[None]] | None = None
         """Read before anything else of each round: the view is live only after it."""
+        self.server_check: Callable[[Client], Awaitable[None]] | None = None
+        """Looks at servers that are new to it, in each round."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -177,6 +162,11 @@ class Mirror:
         """
         return self._leases.foreign()
 
+    @property
+    def routers(self) -> int:
+        """Live routers, with this one; as of the last that was heard while the store is away."""
+        return self._leases.routers
+
     def freshness(self) -> tuple[Rung, float]:
         """Return the rung and the age of the view in seconds; before the first, since the start.
 
@@ -188,6 +178,8 @@ class Mirror:
             age_s = now_s - min(self._registry_ok_s, self._tail_ok_s)
             if self._refused_s is not None:  # nothing new can be announced
                 age_s = max(age_s, now_s - self._refused_s)
+            if self._ladder.stays_live(age_s):  # as for nearly every request
+                return self._ladder.rung, age_s
         has_moved = self._ladder.observe(age_s, now_s)
         rung, shown_s = self._ladder.rung, now_s - self._started_s if age_s is None else age_s
         if has_moved:
@@ -197,6 +189,7 @@ class Mirror:
             _log.log(level, "state at %s is %s, age %.1f s%s", where, rung.value, shown_s, reason)
             if rung is Rung.LIVE:  # the next outage has a reason of its own
                 self._last_error = _NO_ANSWER
+                self._faults.forget()
         return rung, shown_s
 
     def limit_memory(self, max_bytes: int) -> None:
@@ -221,11 +214,13 @@ class Mirror:
         """Return how many blocks ``replica`` holds in GPU memory; None without an index."""
         return self._residency.gpu_blocks(replica) if self._has_index else None
 
-    def holdings(self) -> dict[ReplicaId, Holding]:
+    def holdings(self) -> dict[ReplicaId, MirrorHolding]:
         """Return what is mirrored per replica."""
         counts = {replica: self._residency.resident(replica) for replica in self.replicas()}
         return {
-            replica: Holding(blocks=blocks, bytes_estimate=blocks * (ENTRY_BYTES + HOLDER_BYTES))
+            replica: MirrorHolding(
+                blocks=blocks, bytes_estimate=blocks * (ENTRY_BYTES + HOLDER_BYTES)
+            )
             for replica, blocks in counts.items()
         }
 
@@ -256,6 +251,7 @@ class Mirror:
             snapshots=self._follower.snapshots,
             evicted_blocks=self._residency.evicted_blocks,
             index_bytes=self._residency.memory_bytes,
+            faults=dict(self._faults.counts),
         )
 
     async def _supervise(self, name: str, one_round: Callable[[], Awaitable[None]]) -> None:
@@ -290,6 +286,7 @@ class Mirror:
 
     def _note_failure(self, error: Exception) -> None:
         self.failures += 1
+        self._faults.note(error)
         is_refusal = refuses_writes(error)
         if is_refusal or self._refused_s is None:
             self._last_error = describe(error)
@@ -352,6 +349,8 @@ class Mirror:
                 pipeline.execute_command("GET", keys.load)
             values = [read_value(reply) for reply in await pipeline.execute(raise_on_error=False)]
             rows |= dict(zip(chunk, zip(values[::2], values[1::2], strict=True), strict=True))
+        if self.server_check is not None:
+            await self.server_check(self._client)
         return rows
 
     async def _take_snapshots(self) -> None:

@@ -29,6 +29,15 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$"
 """What a replica or router may be called: it ends up in keys, logs and metric labels."""
 
 
+UNIX_SCHEME: Final = "unix:"
+"""Before the path of a socket that an engine or a router listens at."""
+
+
+def address_name(host: str, port: int) -> str:
+    """Return what a replica at ``host:port`` is called by default; ``::1`` is spelled ``0::1``."""
+    return f"{'0' if host.startswith(':') else ''}{host}:{port}".replace("%", "@")
+
+
 MAX_RANKS: Final = 1_024
 """Data-parallel ranks behind one address."""
 
@@ -251,7 +260,7 @@ class LeaseTotals(Struct, frozen=True, kw_only=True):
     tips: tuple[Tip, ...] = ()
 
 
-class ReplicaWork(Struct, frozen=True, kw_only=True):
+class ReplicaWork(Struct, frozen=True, gc=False):
     """The work of one router's leases on a replica; what each is, see ``policies.model``."""
 
     inflight: int = 0
@@ -266,7 +275,7 @@ class ReplicaWork(Struct, frozen=True, kw_only=True):
 NO_WORK: Final = ReplicaWork()
 
 
-class Overlap(Struct, frozen=True, kw_only=True):
+class Overlap(Struct, frozen=True, gc=False):
     """The leading resident run of one chain on one replica, in blocks.
 
     ``gpu_blocks`` is the run in GPU memory. ``any_tier_blocks`` >= ``gpu_blocks`` is the run when

@@ -308,7 +308,7 @@ def _leading_run(blocks: dict[BlockId, _Run], chain: Sequence[BlockId]) -> int:
 
 def tip_of(chains: Sequence[Sequence[BlockId]]) -> Tip | None:
     """Return the end of the longest chain; None where none has a block."""
-    longest = max(chains, key=len, default=())
+    longest = chains[0] if len(chains) == 1 else max(chains, key=len, default=())
     return Tip(len(longest), longest[-1][:TIP_BYTES]) if longest else None
 
 

@@ -131,16 +131,15 @@ class Residency:
 
     def overlap(self, chain: Sequence[BlockId]) -> dict[ReplicaId, Overlap]:
         """Return the leading resident run of ``chain`` per replica, where it is not empty."""
+        if not self._live_mask:
+            return {}
         if self._is_tight and len(chain) > 1:
             self._asked.append(chain)
         gpu = self._bitmaps[Tier.GPU]
         lower = [bitmap for bitmap in self._bitmaps.values() if bitmap and bitmap is not gpu]
         gpu_runs = self._runs(chain, [gpu])
         if not lower:
-            return {
-                replica: Overlap(gpu_blocks=run, any_tier_blocks=run)
-                for replica, run in gpu_runs.items()
-            }
+            return {replica: Overlap(run, run) for replica, run in gpu_runs.items()}
         any_runs = self._runs(chain, [gpu, *lower])
         return {
             replica: Overlap(gpu_blocks=gpu_runs.get(replica, 0), any_tier_blocks=run)

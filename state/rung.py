@@ -7,12 +7,15 @@ answers every other command must not be reported live and stale by turns.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from state.model import Rung
 
 if TYPE_CHECKING:
     from state.timing import MirrorTiming
+
+_LIVE: Final = Rung.LIVE
+"""By a name of its own: an enumeration's members are slow to reach."""
 
 
 class Ladder:
@@ -33,6 +36,10 @@ class Ladder:
     def note_failure(self) -> None:
         """Start the wait for the next rise again."""
         self._clean_since_s = None
+
+    def stays_live(self, age_s: float) -> bool:
+        """Return whether the rung is LIVE and a view of this age changes nothing."""
+        return self.rung is _LIVE and self._seen(age_s) is _LIVE
 
     def observe(self, age_s: float | None, now_s: float) -> bool:
         """Take in the age of the view, None before the first whole one; True when it moved."""
@@ -55,4 +62,4 @@ class Ladder:
     def _seen(self, age_s: float | None) -> Rung:
         if age_s is None or age_s >= self._timing.local_after_s:
             return Rung.LOCAL
-        return Rung.STALE if age_s >= self._timing.stale_after_s else Rung.LIVE
+        return Rung.STALE if age_s >= self._timing.stale_after_s else _LIVE

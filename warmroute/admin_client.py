@@ -11,7 +11,10 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from state.model import UNIX_SCHEME
+from state.tls import tls_fault
 from warmroute.cli import UsageError
+from warmroute.tls_option import told_context
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +41,12 @@ class AdminError(Exception):
 
 
 def admin_url(text: str) -> str:
-    """Return ``http://host:port`` without a path; raises ValueError saying what was expected."""
+    """Return ``http://host:port``, without a path, or ``unix:/path``.
+
+    Raises ValueError saying what was expected.
+    """
+    if text.startswith(UNIX_SCHEME + "/"):
+        return text
     parts = urlsplit(text if "//" in text else f"http://{text}")
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/"):
         message = f"expected http://host:port, got {text!r}"
@@ -47,11 +55,12 @@ def admin_url(text: str) -> str:
 
 
 class AdminClient:
-    """``base`` is ``http://host:port``; the session stays the caller's."""
+    """``base`` is what ``admin_url`` returned; the session was told it and stays the caller's."""
 
     def __init__(self, http: aiohttp.ClientSession, base: str) -> None:
         self._http = http
         self.base = base
+        self._root = "http://localhost" if base.startswith(UNIX_SCHEME) else base
 
     async def get(self, path: str, kind: type[_T], hint: str = NOT_FOUND_HINT) -> _T:
         """Return what a path answers; raises AdminError, with ``hint`` where it is not found."""
@@ -79,7 +88,7 @@ class AdminClient:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with self._http.get(
-                self.base + path, allow_redirects=False, timeout=timeout
+                self._root + path, allow_redirects=False, timeout=timeout
             ) as answer:
                 return answer.status, await read_bounded(answer, MAX_BODY_BYTES)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -105,7 +114,7 @@ def ask(admin: str, path: str, kind: type[_T], hint: str = NOT_FOUND_HINT) -> _T
 
 
 async def _ask_once(base: str, path: str, kind: type[_T], hint: str) -> _T:
-    async with session() as http:
+    async with session(at=base) as http:
         return await AdminClient(http, base).get(path, kind, hint)
 
 
@@ -123,6 +132,9 @@ def _reason(error: Exception) -> str:
         return f"no answer within {TIMEOUT_S:.0f} s"
     if isinstance(error, aiohttp.ClientResponseError):
         return "what answers does not speak HTTP"
+    fault = tls_fault(error)
+    if fault is not None:
+        return fault
     number = getattr(error, "errno", None)
     return os.strerror(number) if number else str(error) or type(error).__name__
 
@@ -138,6 +150,14 @@ async def read_bounded(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes
     return bytes(body)
 
 
-def session(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
-    """Return a session that takes no proxies from the environment."""
-    return aiohttp.ClientSession(headers=dict(headers or {}), trust_env=False)
+def session(headers: Mapping[str, str] | None = None, at: str = "") -> aiohttp.ClientSession:
+    """Return a session that takes no proxies from the environment, but what it says of TLS.
+
+    Where ``at`` is ``unix:/path`` it only leads there. Raises UsageError.
+    """
+    connector: aiohttp.BaseConnector
+    if at.startswith(UNIX_SCHEME):
+        connector = aiohttp.UnixConnector(at.removeprefix(UNIX_SCHEME))
+    else:
+        connector = aiohttp.TCPConnector(ssl=told_context() or True)
+    return aiohttp.ClientSession(connector=connector, headers=dict(headers or {}), trust_env=False)

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from router.app import App
     from router.config import Config, StaticReplica
+    from router.endpoint import Endpoint
     from router.fleet import Member
-    from router.upstream import Endpoint
     from state.model import ReplicaId
     from warmroute.engine_look import EngineLook
 
@@ -177,7 +177,8 @@ class Attendant:
     async def _attend(self, charge: Charge) -> None:
         """Attend one replica for ever."""
         api_key = self._config.upstream.api_key
-        async with EngineClient(charge.settings.url, api_key=api_key) as client:
+        tls = self._config.upstream.tls
+        async with EngineClient(charge.settings.url, api_key=api_key, tls=tls) as client:
             while True:
                 self._reap(charge)
                 if self._clock() >= charge.look_due_s:
@@ -220,7 +221,7 @@ class Attendant:
         if charge.look.capacity_tokens is not None:
             self._app.fleet.learn_capacity(charge.member.replica, charge.look.capacity_tokens)
         is_told = await self._tokenizers.consider(
-            charge.member.replica, charge.look, client.endpoint, self._config.upstream.api_key
+            charge.member.replica, charge.look, client, self._config.upstream.api_key
         )
         charge.silent_looks = 0 if is_told else charge.silent_looks + 1
         pause_s = LOOK_S if is_told else UNREACHED_LOOK_S * 2**charge.silent_looks
@@ -241,7 +242,7 @@ class Attendant:
         is_elsewhere = bool(self._sidecars_of(charge) - charge.ours)
         if is_elsewhere:
             charge.start_due_s = self._clock() + self._patience_s()
-        elif look.can_follow and self._clock() >= charge.start_due_s:
+        elif can_follow(charge, look) and self._clock() >= charge.start_due_s:
             self._start(charge)
         self._tell(charge, look, is_elsewhere=is_elsewhere)
 
@@ -282,6 +283,8 @@ class Attendant:
         """Log what was found and decided, where that is news."""
         if is_elsewhere:
             decision = "a sidecar is registered"
+        elif charge.member.endpoint.path is not None:
+            decision = "at a unix socket: what it holds is guessed"
         elif not look.sources:
             decision = f"no KV events: what it holds is guessed{advice(look)}"
         elif look.unreachable:
@@ -306,6 +309,11 @@ class Attendant:
         if line != charge.told:
             charge.told = line
             _log.info("replica %s: %s", charge.member.replica, line)
+
+
+def can_follow(charge: Charge, look: EngineLook) -> bool:
+    """Return whether a sidecar may follow: other routers could not dial a unix socket."""
+    return look.can_follow and charge.member.endpoint.path is None
 
 
 def advice(look: EngineLook) -> str:

@@ -33,6 +33,7 @@ from warmroute.flag import add_setting_flags, settings_of
 from warmroute.process import LOOPS, run_loop
 from warmroute.progress import progress_on
 from warmroute.sidecar import API_KEY_VARIABLE
+from warmroute.tls_option import told_context, told_tls
 
 if TYPE_CHECKING:
     import argparse
@@ -145,9 +146,10 @@ def run(options: argparse.Namespace) -> int:
 
 async def _calibrate(settings: CalibrateSettings, progress: Progress) -> Calibration:
     api_key = os.environ.get(API_KEY_VARIABLE)
+    tls = told_context()
     limits = Limits(step_tokens=settings.step_tokens, max_sequences=settings.max_sequences)
     try:
-        client = EngineClient(settings.engine, api_key=api_key)
+        client = EngineClient(settings.engine, api_key=api_key, tls=told_tls())
     except ValueError as error:
         message = f"--engine: {str(error).partition(': ')[2]}, got {settings.engine!r}"
         raise UsageError(message) from None
@@ -160,7 +162,7 @@ async def _calibrate(settings: CalibrateSettings, progress: Progress) -> Calibra
         if busy:
             warnings.append(f"the engine is busy: {busy} requests run or wait that are not ours")
         clock = time.monotonic
-        async with TokenClient(client.endpoint, facts.model, clock, api_key) as tokens:
+        async with TokenClient(client.endpoint, facts.model, clock, api_key, tls) as tokens:
             salt = secrets.randbits(64)
             await _check_tokens(tokens, salt)
             probe_s = settings.seconds * (PROBE_SHARE if settings.runs else 1.0)

@@ -24,6 +24,7 @@ COMMANDS = {
     "demo": ("warmroute.demo", "compare routing policies on a local fleet, no GPU needed"),
     "replay": ("warmroute.replay", "replay a trace in virtual time or against a live target"),
     "replicas": ("warmroute.replicas", "show every replica as a router knows it"),
+    "top": ("warmroute.top", "watch the fleet and the last minute in the terminal"),
     "doctor": ("warmroute.doctor", "find out why there are no hits"),
     "explain": ("warmroute.explain", "show why a request went where it went"),
     "calibrate": ("warmroute.calibrate", "fit the step-time model of a live engine"),

@@ -7,6 +7,7 @@ that none inherits what another learned.
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
@@ -167,7 +168,7 @@ class Arena:
             message = f"{type(error).__name__}: {error}\n{router.name}:\n{router.log_tail()}"
             raise ContestError(message) from error
         finally:
-            self._processes.stop(router)
+            self._processes.stop(router, number=signal.SIGINT)  # no load balancer has to notice
 
     async def _play(
         self,

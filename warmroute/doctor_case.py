@@ -31,6 +31,7 @@ class Code(enum.StrEnum):
     PREDICTION_WRONG = "prediction_wrong"
     PROMPTS_SHORT = "prompts_short"
     PROMPTS_UNREAD = "prompts_unread"
+    REPLICA_EJECTED = "replica_ejected"
     ROUTER_UNREACHABLE = "router_unreachable"
     SALT_MISMATCH = "salt_mismatch"
     STATE_NOT_LIVE = "state_not_live"

@@ -16,6 +16,7 @@ from router.diagnosis import Diagnosis, DiagnosisReport
 from router.replica_view import ReplicaView, RouterView
 from sidecar.scrape import EngineClient, EngineError
 from state.facts import facts_of
+from state.model import UNIX_SCHEME
 from warmroute.admin_client import AdminClient, AdminError, session
 from warmroute.cli import UsageError
 from warmroute.doctor_case import Case, Code, EngineReport, Finding, ReplicaCase, Unchecked
@@ -32,6 +33,7 @@ from warmroute.doctor_state import StateReport, StateUnreachableError, examine_s
 from warmroute.doctor_text import found
 from warmroute.doctor_tokens import CannotCompareError, check_tokens
 from warmroute.engine_look import is_loopback
+from warmroute.tls_option import told_tls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +89,7 @@ async def gather(settings: DoctorSettings) -> Case:
     known = _Known()
     async with AsyncExitStack() as stack:
         router_headers = _bearer(settings.router_key)
-        http = await stack.enter_async_context(session())
+        http = await stack.enter_async_context(session(at=settings.admin))
         admin = AdminClient(http, settings.admin)
         await _ask_router(settings, admin, known)
         await _ask_state(settings, known)
@@ -190,7 +192,7 @@ def _replicas(settings: DoctorSettings, known: _Known) -> list[ReplicaCase]:
     chosen = []
     for url in settings.replicas:
         ours = [case for case in cases.values() if case.url == url]
-        chosen += ours or [ReplicaCase(name=url.partition("//")[2], url=url)]
+        chosen += ours or [ReplicaCase(name=url.partition("//")[2] or url, url=url)]
     return chosen
 
 
@@ -223,7 +225,7 @@ async def _ask_engine(
 ) -> EngineReport | None:
     try:
         async with EngineClient(
-            case.url, api_key=settings.engine_key, timeout_s=ENGINE_S
+            case.url, api_key=settings.engine_key, timeout_s=ENGINE_S, tls=told_tls()
         ) as client:
             return await examine_engine(client)
     except EngineError as error:
@@ -234,13 +236,18 @@ async def _ask_engine(
                 found(
                     Code.ENGINE_UNREACHABLE,
                     case.name,
-                    seen=f"{case.url}: {error}.",
+                    seen=f"{case.url}: {error}.{_as_the_router_sees(case)}",
                     fix=f"check that the engine runs: curl {case.url}/health",
                 )
             )
         else:
             known.skip(f"the engine of {case.name}", f"{case.url}: {error}")
         return None
+
+
+def _as_the_router_sees(case: ReplicaCase) -> str:
+    fault = case.view.fault if case.view is not None else None
+    return "" if fault is None else f" The router: {fault}."
 
 
 async def _tokens(
@@ -323,6 +330,8 @@ async def _probe_tenant(
 def _client_url(router: RouterView, admin: str) -> str | None:
     """Return where clients reach the router, seen from here; None where that cannot be done."""
     url = router.listen
+    if url is not None and url.startswith(UNIX_SCHEME):
+        return None
     if url is not None and is_loopback(url) and not is_loopback(admin):
         return None  # of its own host
     for host in _ANY_HOSTS if url is not None else ():

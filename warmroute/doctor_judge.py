@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from router.availability import Standing
 from state.model import EngineKind
 from warmroute.doctor_case import Code
 from warmroute.doctor_sidecar import LEAST_ANSWERED, events_flag, of_salt, of_sidecar, of_size
@@ -41,7 +42,20 @@ def judge_replica(case: ReplicaCase, whole: Case) -> list[Finding]:
         findings += [
             _of_diagnosis(case, each) for each in whole.diagnoses if each.replica == case.name
         ]
-    return findings
+    return [*findings, *_of_standing(case)]
+
+
+def _of_standing(case: ReplicaCase) -> Iterator[Finding]:
+    now = case.view.standing if case.view is not None else None
+    if now is None or now.standing not in {Standing.EJECTED, Standing.PROBATION}:
+        return
+    is_ejected = now.left_s is not None
+    yield found(
+        Code.REPLICA_EJECTED,
+        case.name,
+        seen=f"It is ejected for {now.left_s:.0f} s more." if is_ejected else "It is in probation.",
+        fix=f"see the engine's log for what failed ({now.reason or 'requests'})",
+    )
 
 
 def _of_engine(case: ReplicaCase) -> Iterator[Finding]:

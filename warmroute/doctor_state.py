@@ -7,12 +7,12 @@ from typing import Final
 
 from msgspec import Struct
 
+from state.address import redact
 from state.client import (
     STORE_ERRORS,
     RedisSettings,
     command_client,
     describe,
-    redact,
     run_command,
 )
 from state.facts import FactsBoard

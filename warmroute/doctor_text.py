@@ -45,6 +45,7 @@ MEANING: Final = {
         "Only whole blocks are indexed: a prompt that fills none is never found again."
     ),
     Code.PROMPTS_UNREAD: "Without tokens there is no prefix: such requests go by load.",
+    Code.REPLICA_EJECTED: "Requests failed there, so it gets none for a while, or one at a time.",
     Code.ROUTER_UNREACHABLE: "Nothing can be asked of the router.",
     Code.SALT_MISMATCH: (
         "Something between router and engine changes cache_salt, or the engine does not publish "

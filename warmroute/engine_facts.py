@@ -75,14 +75,16 @@ def parse_limits(body: str) -> Limits:
     )
 
 
-async def get_text(url: str, api_key: str | None) -> str | None:
-    """Return what ``url`` answers; None where that is no 200."""
+async def get_text(client: EngineClient, path: str, api_key: str | None) -> str | None:
+    """Return what the engine answers at ``path``; None where that is no 200."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = aiohttp.ClientTimeout(total=INFO_S)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout, headers=headers, trust_env=False) as http,
-            http.get(url, allow_redirects=False) as response,
+            aiohttp.ClientSession(
+                connector=client.connector(), timeout=timeout, headers=headers, trust_env=False
+            ) as http,
+            http.get(client.endpoint + path, allow_redirects=False) as response,
         ):
             if response.status != HTTPStatus.OK:
                 return None
@@ -138,8 +140,8 @@ async def find_facts(
         message = f"no engine answers at {client.endpoint}: {error}"
         raise UnreachableError(message) from error
     card = choose_model(cards, wanted)
-    info = await get_text(f"{client.endpoint}/server_info?config_format=json", api_key)
-    metrics = await get_text(f"{client.endpoint}/metrics", api_key)
+    info = await get_text(client, "/server_info?config_format=json", api_key)
+    metrics = await get_text(client, "/metrics", api_key)
     return facts_of(card, metrics or "", given, parse_limits(info or ""))
 
 

@@ -119,8 +119,9 @@ class Processes:
     def stop_all(self) -> None:
         """Stop every child that still runs, the last started first."""
         alive = [child for child in reversed(self.children) if child.is_alive()]
-        for child in alive:
-            child.process.send_signal(signal.SIGTERM)
+        for child in alive:  # a router that is told by SIGTERM waits for load balancers to notice
+            is_router = child.name.startswith("router")
+            child.process.send_signal(signal.SIGINT if is_router else signal.SIGTERM)
         deadline_s = time.monotonic() + STOP_GRACE_S
         for child in alive:
             try:

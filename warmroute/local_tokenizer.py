@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prompt.codec import Codec
     from prompt.reader import PromptReader
     from router.config import Config
+    from sidecar.scrape import EngineClient
     from state.model import ReplicaId
     from warmroute.engine_look import EngineLook
 
@@ -58,7 +59,7 @@ class LocalTokenizers:
         return self._known[model][0] if model in self._used else None
 
     async def consider(
-        self, replica: ReplicaId, look: EngineLook, endpoint: str, api_key: str | None
+        self, replica: ReplicaId, look: EngineLook, client: EngineClient, api_key: str | None
     ) -> bool:
         """Use what ``replica`` names, and give up what gives other tokens than it does.
 
@@ -79,7 +80,7 @@ class LocalTokenizers:
                     self._known[model] = (look.root, codec)
                     self._verdicts.pop(model, None)
             if model in self._known:
-                verdict = await _gives_same(self._known[model][1], model, endpoint, api_key)
+                verdict = await _gives_same(self._known[model][1], model, client, api_key)
                 self._judge(model, replica, verdict=verdict)
                 is_told = is_told and verdict is not None
         return is_told
@@ -112,9 +113,11 @@ class LocalTokenizers:
             self._prompts.adopt(model, None)
 
 
-async def _gives_same(codec: Codec, model: str, endpoint: str, api_key: str | None) -> bool | None:
+async def _gives_same(
+    codec: Codec, model: str, client: EngineClient, api_key: str | None
+) -> bool | None:
     """Return whether the engine's tokens of the sample are ours; None when it does not tell."""
-    theirs = await _engine_tokens(model, endpoint, api_key)
+    theirs = await _engine_tokens(model, client, api_key)
     if theirs is None:
         return None
     try:
@@ -124,7 +127,7 @@ async def _gives_same(codec: Codec, model: str, endpoint: str, api_key: str | No
     return ours == theirs
 
 
-async def _engine_tokens(model: str, endpoint: str, api_key: str | None) -> bytes | None:
+async def _engine_tokens(model: str, client: EngineClient, api_key: str | None) -> bytes | None:
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -132,9 +135,11 @@ async def _engine_tokens(model: str, endpoint: str, api_key: str | None) -> byte
     timeout = aiohttp.ClientTimeout(total=TOKENIZE_S)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=False) as http,
+            aiohttp.ClientSession(
+                connector=client.connector(), timeout=timeout, trust_env=False
+            ) as http,
             http.post(
-                endpoint + TOKENIZE_PATH,
+                client.endpoint + TOKENIZE_PATH,
                 data=msgspec.json.encode(body),
                 headers=headers,
                 allow_redirects=False,

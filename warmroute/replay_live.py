@@ -35,6 +35,7 @@ from replay.target import (
 from warmroute.cli import UsageError
 from warmroute.process import run_loop
 from warmroute.replay_input import count, positive
+from warmroute.tls_option import told_context
 
 if TYPE_CHECKING:
     import argparse
@@ -179,7 +180,7 @@ async def _until_signalled(
     """Play until all is done or a signal comes."""
     records: list[Record] = []
     with ExitStack() as stack:
-        async with open_http(plan.timeout_s) as http:
+        async with open_http(plan.timeout_s, told_context()) as http:
             model = plan.model or await model_of(http, plan.url)
             target = Target(
                 http,

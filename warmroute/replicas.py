@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -50,7 +51,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 async def fetch(base: str) -> tuple[RouterView, list[ReplicaView]]:
     """Return the router's views; raises AdminError."""
-    async with session() as http:
+    async with session(at=base) as http:
         client = AdminClient(http, base)
         router = await client.get("/admin/router", RouterView)
         return router, await client.get("/admin/replicas", list[ReplicaView])
@@ -82,6 +83,9 @@ def show(console: Console, router: RouterView, replicas: list[ReplicaView]) -> N
         return
     if console.width >= WIDE_COLUMNS:
         console.print(_table(replicas))
+        for view in replicas:
+            if view.fault is not None:
+                console.print(escape(f"{view.replica}: {view.fault}"))
     else:
         for view in replicas:
             console.print()
@@ -120,8 +124,9 @@ def paragraph(view: ReplicaView) -> list[str]:
     """Return one replica in lines for a narrow terminal."""
     queued = _number(view.load.queued if view.load is not None else None)
     facts = view.facts
+    fault = "" if view.fault is None else f": {view.fault}"
     lines = [
-        f"{view.replica}  {health(view)}  {view.endpoint}",
+        f"{view.replica}  {health(view)}  {view.endpoint}{fault}",
         f"  engine      {engine(view)}, models {', '.join(view.models) or UNKNOWN}",
         f"  events      {events(view)}",
         f"  pages       {pages(view)}; held / capacity {held(view)}",
@@ -141,10 +146,16 @@ def paragraph(view: ReplicaView) -> list[str]:
 
 
 def health(view: ReplicaView) -> str:
-    """Return whether requests go there."""
+    """Return whether requests go there, and what holds them off."""
     if view.draining:
         return "draining"
-    return "up" if view.up else "down"
+    now = view.standing
+    if now is None:
+        return "up" if view.up else "down"
+    name = now.standing.value.replace("_", " ")
+    left = "" if now.left_s is None else f" for {math.ceil(now.left_s)} s"
+    why = f" ({now.reason})" if now.reason else ""
+    return f"{name}{left}{why}"
 
 
 def engine(view: ReplicaView) -> str:

@@ -25,6 +25,7 @@ from warmroute.attend import Attendant
 from warmroute.cli import UsageError
 from warmroute.environment import ENGINE_KEY_VARIABLE, REDIS_VARIABLE
 from warmroute.process import add_process_flags, run_loop, set_up_logging
+from warmroute.tls_option import tls_environment
 
 if TYPE_CHECKING:
     import argparse
@@ -44,6 +45,7 @@ examples:
   # everything from one file (examples/warmroute.yaml is annotated)
   warmroute serve --config warmroute.yaml
 
+ADDRESS is HOST:PORT, [::1]:8080 with IPv6, or unix:/path. TLS is in the file (docs/tls.md).
 Replicas with a sidecar (warmroute sidecar) register themselves through Redis. Without --redis a
 private Valkey server runs as long as the router does. Flags win over the file, and the variable
 WARMROUTE_REDIS (for URLs with a password) over --redis. WARMROUTE_ENGINE_API_KEY holds the key that
@@ -71,10 +73,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="shared state: redis://, rediss://, unix:// or redis+cluster:// URL",
     )
     parser.add_argument(
-        "--listen", metavar="HOST:PORT", help=f"for clients (default: {DEFAULT_LISTEN})"
+        "--listen", metavar="ADDRESS", help=f"for clients (default: {DEFAULT_LISTEN})"
     )
     parser.add_argument(
-        "--admin", metavar="HOST:PORT", help=f"for operators (default: {DEFAULT_ADMIN})"
+        "--admin", metavar="ADDRESS", help=f"for operators (default: {DEFAULT_ADMIN})"
     )
     parser.add_argument("--policy", choices=KINDS, help="routing policy (default: expected_ttft)")
     parser.add_argument("--seed", type=int, help="seed of all random draws (default: random)")
@@ -128,7 +130,7 @@ def announce(served: Served) -> None:
 
 def attending(config: Config, log_level: str, app: App, state_url: str) -> Attendant:
     """Return who looks after the configured replicas of ``app``, to be entered."""
-    environment = {REDIS_VARIABLE: state_url}
+    environment = {REDIS_VARIABLE: state_url, **tls_environment(config.upstream.tls)}
     if config.upstream.api_key is not None:
         environment[ENGINE_KEY_VARIABLE] = config.upstream.api_key
     return Attendant(config, app, environment, log_level, random.SystemRandom())

@@ -13,6 +13,7 @@ from warmroute.cli import UsageError
 from warmroute.environment import ENGINE_KEY_VARIABLE, REDIS_VARIABLE
 from warmroute.flag import add_setting_flags, settings_of
 from warmroute.process import add_process_flags, run_loop, set_up_logging
+from warmroute.tls_option import CA_VARIABLE, told_tls
 
 if TYPE_CHECKING:
     import argparse
@@ -47,7 +48,8 @@ examples:
 
 The engine (vLLM, SGLang or the bundled worker) must publish KV events; everything else is found
 out. warmroute serve --replica URL runs this command by itself where it can.
-{REDIS_VARIABLE} holds a Redis URL with a password, {API_KEY_VARIABLE} the engine's key.
+{REDIS_VARIABLE} holds a Redis URL with a password, {API_KEY_VARIABLE} the engine's key,
+{CA_VARIABLE} the authority of an engine at https:// (docs/tls.md has the others).
 Exit code 3: another sidecar registered the same replica.
 """
 
@@ -67,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
         settings,
         redis=os.environ.get(REDIS_VARIABLE) or settings.redis,
         api_key=os.environ.get(API_KEY_VARIABLE),
+        tls=told_tls(),
     )
     if not settings.redis:
         message = f"--redis: expected a URL (or {REDIS_VARIABLE})"

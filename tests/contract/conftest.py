@@ -9,14 +9,32 @@ import pytest
 
 from support.state_backend import MemoryBackend, RedisBackend
 from support.valkey import ValkeyProcess
+from support.valkey_acl import ValkeyAcl
 from support.valkey_cluster import ValkeyCluster
+from support.valkey_sentinel import ValkeySentinel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from support.state_backend import StateServer
 
-BACKENDS = ("memory", "mirror", "direct", "cluster-mirror", "cluster-direct")
+BACKENDS = (
+    "memory",
+    "mirror",
+    "direct",
+    "cluster-mirror",
+    "cluster-direct",
+    "sentinel-mirror",
+    "sentinel-direct",
+    "acl-mirror",
+    "acl-direct",
+)
+_SERVERS = {
+    "": "valkey",
+    "cluster": "valkey_cluster",
+    "sentinel": "valkey_sentinel",
+    "acl": "valkey_acl",
+}
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +47,18 @@ def valkey() -> Iterator[ValkeyProcess]:
 def valkey_cluster() -> Iterator[ValkeyCluster]:
     with ValkeyCluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def valkey_sentinel() -> Iterator[ValkeySentinel]:
+    with ValkeySentinel() as setup:
+        yield setup
+
+
+@pytest.fixture(scope="session")
+def valkey_acl() -> Iterator[ValkeyAcl]:
+    with ValkeyAcl() as server:
+        yield server
 
 
 @pytest.fixture(scope="session", params=["server", "cluster"])
@@ -59,7 +89,7 @@ async def backend(request: pytest.FixtureRequest) -> AsyncIterator[MemoryBackend
         yield MemoryBackend()
         return
     where, _, lookup = request.param.rpartition("-")
-    server: StateServer = request.getfixturevalue("valkey_cluster" if where else "valkey")
+    server: StateServer = request.getfixturevalue(_SERVERS[where])
     await server.flush()
     async with AsyncExitStack() as stack:
         yield RedisBackend(server, stack, lookup)

@@ -13,7 +13,8 @@ import pytest
 from router.body import read_body
 from router.config import LimitSettings
 from router.reply import own_response
-from support.hostile import BODY_LIMIT_BYTES, HOST, NEXT, POST, ROWS, TE, Row
+from support.corpus.head_row import ROWS
+from support.corpus.row import BODY_LIMIT_BYTES, HOST, NEXT, POST, TE, Row
 from support.listening import Listening, listening
 from support.raw import get, post, with_both_loops
 

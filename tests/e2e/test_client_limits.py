@@ -18,8 +18,8 @@ from router.config import LimitSettings
 from router.connection import UpstreamConnection
 from router.intake import Intake
 from router.reply import own_response
+from support.corpus.row import BODY_LIMIT_BYTES, GET, NEXT, POST, TE
 from support.front import staged
-from support.hostile import BODY_LIMIT_BYTES, GET, NEXT, POST, TE
 from support.listening import listening
 from support.raw import Talk, get, post, sized, with_both_loops
 

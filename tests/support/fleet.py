@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ class FleetPlan:
     speed_up: float = 1.0
     worker_flags: tuple[str, ...] = ()
     sidecar_flags: tuple[str, ...] = ()
+    router_flags: tuple[str, ...] = ()
+    router_prefix: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -175,6 +178,7 @@ class LocalFleet:
             "admin": ANY_PORT,
             "seed": 1,
             "state": {"redis": self.state_url},
+            "drain": {"accept_s": 0.0},
             **plan.config,
             **config,
         }
@@ -183,7 +187,9 @@ class LocalFleet:
         number = len(self.processes.children)
         path = self.directory / f"router-{number}.yaml"
         path.write_text(json.dumps(settings))
-        child = await self.processes.start("router", "serve", "--config", str(path)).ready()
+        words = (sys.executable, "-m", "warmroute", "serve", "--config", str(path))
+        command = [*plan.router_prefix, *words, *plan.router_flags]
+        child = await self.processes.start_command("router", command).ready()
         return Router(child, url=child.words[0], admin_url=child.words[2])
 
     # Looking.

@@ -17,6 +17,7 @@ from router.upstream import Endpoint, UpstreamPool, UpstreamSettings
 from support.raw import FakeReplica, RawClient, Reply, Talk
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from router.client import Answer, ClientConnection, Handler
@@ -116,10 +117,13 @@ class Front:
 async def staged(
     script: Callable[[Talk], Awaitable[None]],
     settings: UpstreamSettings | None = None,
+    *,
+    replica_tls: ssl.SSLContext | None = None,
+    replica_path: str | None = None,
     **template: object,
 ) -> AsyncIterator[Front]:
     """Start a replica that follows ``script`` and a front that relays to it."""
-    replica = FakeReplica(script)
+    replica = FakeReplica(script, replica_tls, replica_path)
     pool = UpstreamPool(settings or UpstreamSettings())
     front = Front(await replica.start(), pool, replica, template)
     loop = asyncio.get_running_loop()

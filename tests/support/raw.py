@@ -17,6 +17,7 @@ import uvloop
 from router.upstream import Endpoint
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable, Coroutine
 
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -144,9 +145,11 @@ class Talk:
 
 @dataclass(slots=True)
 class FakeReplica:
-    """A server that follows a script on each connection."""
+    """A server that follows a script on each connection; ``path``: at a unix socket."""
 
     script: Callable[[Talk], Awaitable[None]]
+    tls: ssl.SSLContext | None = None
+    path: str | None = None
     requests: list[Received] = field(default_factory=list)
     accepted: int = 0
     open: int = 0
@@ -155,9 +158,14 @@ class FakeReplica:
 
     async def start(self) -> Endpoint:
         """Listen on a free port."""
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=2048)
+        if self.path is not None:
+            self.server = await asyncio.start_unix_server(self._serve, self.path)
+            return Endpoint.configured(f"unix:{self.path}")
+        self.server = await asyncio.start_server(
+            self._serve, "127.0.0.1", 0, backlog=2048, ssl=self.tls
+        )
         port: int = self.server.sockets[0].getsockname()[1]
-        return Endpoint("127.0.0.1", port)
+        return Endpoint("127.0.0.1", port, is_tls=self.tls is not None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -234,13 +242,22 @@ class RawClient:
 
     @classmethod
     async def connect(
-        cls, port: int, limit_bytes: int = 2**26, address: str = "127.0.0.1"
+        cls,
+        port: int,
+        limit_bytes: int = 2**26,
+        address: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
     ) -> RawClient:
         """Connect to the front, from ``address``."""
         reader, writer = await asyncio.open_connection(
-            "127.0.0.1", port, limit=limit_bytes, local_addr=(address, 0)
+            "127.0.0.1", port, limit=limit_bytes, local_addr=(address, 0), ssl=tls
         )
         return cls(reader, writer)
+
+    @classmethod
+    async def connect_unix(cls, path: str) -> RawClient:
+        """Connect to a unix socket."""
+        return cls(*await asyncio.open_unix_connection(path))
 
     def send(self, data: bytes) -> None:
         """Send bytes."""

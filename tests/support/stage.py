@@ -129,7 +129,13 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def staged_router(
-    directory: Path, actors: list[Actor], tokenizer: Path | None = None, **config: Any
+    directory: Path,
+    actors: list[Actor],
+    tokenizer: Path | None = None,
+    *,
+    router_flags: tuple[str, ...] = (),
+    router_prefix: tuple[str, ...] = (),
+    **config: Any,
 ) -> AsyncIterator[Stage]:
     """Start the actors and a router that knows them by its configuration."""
     for actor in actors:
@@ -143,7 +149,13 @@ async def staged_router(
         "receipts": True,
         **config,
     }
-    plan = FleetPlan(replicas=0, tokenizer=tokenizer, config=settings)
+    plan = FleetPlan(
+        replicas=0,
+        tokenizer=tokenizer,
+        router_flags=router_flags,
+        router_prefix=router_prefix,
+        config=settings,
+    )
     try:
         async with LocalFleet(directory, plan) as fleet:
             stage = Stage(fleet, actors)

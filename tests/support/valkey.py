@@ -18,9 +18,13 @@ from state.client import RedisSettings, command_client, run_command
 
 
 class ValkeyProcess:
-    """One server on a Unix socket; ``with ValkeyProcess() as server``. Always the same URL."""
+    """One server on a Unix socket; ``with ValkeyProcess() as server``. Always the same URL.
 
-    def __init__(self) -> None:
+    ``options`` go to the server's command line.
+    """
+
+    def __init__(self, *options: str) -> None:
+        self._options = options
         self._directory = Path(tempfile.mkdtemp(prefix="wrt-"))
         self._process: subprocess.Popen[bytes] | None = None
         self.socket_path = self._directory / "s"
@@ -47,7 +51,7 @@ class ValkeyProcess:
         options += ["--appendonly", "no", "--dir", str(self._directory)]
         options += ["--stream-node-max-entries", "4"]  # streams trim in steps a test can reach
         self._process = subprocess.Popen(
-            [str(get_binary_path()), *options],
+            [str(get_binary_path()), *options, *self._options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from state.client import Client
 
-_HOST = "127.0.0.1"
+HOST = "127.0.0.1"
 _SLOTS = 16_384
 _NODES = 3
 _START_S = 20.0
@@ -32,10 +32,10 @@ class _Node:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
-        self.port, self._bus_port = _free_port(), _free_port()
-        self.address = f"{_HOST}:{self.port}"
+        self.port, self._bus_port = free_port(), free_port()
+        self.address = f"{HOST}:{self.port}"
         self.id = ""
-        options = ["--port", str(self.port), "--bind", _HOST, "--dir", str(directory)]
+        options = ["--port", str(self.port), "--bind", HOST, "--dir", str(directory)]
         options += ["--cluster-enabled", "yes", "--cluster-port", str(self._bus_port)]
         options += ["--cluster-node-timeout", "5000", "--save", "", "--appendonly", "no"]
         options += ["--stream-node-max-entries", "4"]  # streams trim in steps a test can reach
@@ -48,13 +48,13 @@ class _Node:
 
     @property
     def bus_address(self) -> tuple[str, int, int]:
-        return _HOST, self.port, self._bus_port
+        return HOST, self.port, self._bus_port
 
     def wait_until_it_listens(self, deadline_s: float) -> None:
         while True:
             assert self.process.poll() is None, "a node ended at start"
             try:
-                socket.create_connection((_HOST, self.port), 1.0).close()
+                socket.create_connection((HOST, self.port), 1.0).close()
             except OSError:
                 assert time.monotonic() < deadline_s, "a node did not start"
                 time.sleep(0.005)
@@ -63,13 +63,7 @@ class _Node:
 
     def ask(self, *arguments: str | int) -> str:
         """Return the reply to one command, as it came; for set-up, before there is a client."""
-        words = [str(argument) for argument in arguments]
-        request = "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
-        with socket.create_connection((_HOST, self.port), 5.0) as connection:
-            connection.sendall(f"*{len(words)}\r\n{request}".encode())
-            reply = connection.recv(65_536).decode()
-        assert not reply.startswith("-"), reply
-        return reply
+        return ask_node(self.port, *arguments)
 
 
 class ValkeyCluster:
@@ -169,7 +163,7 @@ class ValkeyCluster:
         for number, name in enumerate(sorted(keys)):
             if number == len(keys) // 2:
                 await pause()
-            await self.command_on(old, "MIGRATE", _HOST, target.port, name, 0, 5000)
+            await self.command_on(old, "MIGRATE", HOST, target.port, name, 0, 5000)
         await pause()
         for node in (target, source, *self._nodes):
             await self._set_slot(node, slot, "NODE", target)
@@ -198,8 +192,20 @@ class ValkeyCluster:
             await client.aclose()
 
 
-def _free_port() -> int:
+def ask_node(port: int, *arguments: str | int) -> str:
+    """Return the reply to one command, as it came; for set-up, before there is a client."""
+    words = [str(argument) for argument in arguments]
+    request = "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
+    with socket.create_connection((HOST, port), 5.0) as connection:
+        connection.sendall(f"*{len(words)}\r\n{request}".encode())
+        reply = connection.recv(65_536).decode()
+    assert not reply.startswith("-"), reply
+    return reply
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
     with socket.socket() as probe:
-        probe.bind((_HOST, 0))
+        probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port

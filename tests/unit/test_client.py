@@ -12,12 +12,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from router.state_reader import enter_reader
+from state.address import redact
 from state.client import (
     RedisSettings,
     blocking_client,
     command_client,
     describe,
-    redact,
     refuses_writes,
 )
 from state.cluster import ClusterClient

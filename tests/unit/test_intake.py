@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from router.config import LimitSettings
 from router.error import ClientError
 from router.intake import HEAD_BYTES, PIECE_BYTES, Intake
-from support.hostile import (
+from support.corpus.head_row import ROWS
+from support.corpus.row import (
     BODY_LIMIT_BYTES,
     GET,
     NEXT,
     NEXT_OUTCOME,
-    ROWS,
+    POST,
     Row,
     chunks,
     header,
@@ -86,7 +87,7 @@ def test_many_requests_are_the_same_in_any_pieces(seed: int) -> None:
 @pytest.mark.parametrize("shift", range(0, 700, 7))
 def test_requests_behind_a_chunked_one_are_cut_nowhere(shift: int) -> None:
     """Chunked bodies are parsed in pieces that may hold the beginning of what follows."""
-    sized = GET + b"Content-Length: 600\r\n\r\n" + b"y" * 600
+    sized = POST + b"Content-Length: 600\r\n\r\n" + b"y" * 600
     data = chunks(b"%x\r\n%b\r\n0\r\n\r\n" % (300 + shift, b"x" * (300 + shift))) + sized * 9
     bodies = [body for _, _, body in outcomes([data])]
     assert bodies == [b"x" * (300 + shift)] + [b"y" * 600] * 9
@@ -110,8 +111,8 @@ def test_a_head_behind_a_chunked_body_ends_where_it_ends() -> None:
     """The end of a head is found across two reads: what follows it is no part of the head."""
     body = b"y" * (HEAD_BYTES + 1)
     first = chunks(b"1\r\na\r\n0\r\n\r\n")
-    data = first + GET + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    expected = [("POST", "/x", b"a"), ("GET", "/x", body)]
+    data = first + POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    expected = [("POST", "/x", b"a"), ("POST", "/x", body)]
     for at in range(len(first), len(data) - len(body) + 2):
         assert outcomes([data[:at], data[at:]], LimitSettings()) == expected, at
 
@@ -165,7 +166,7 @@ def test_headers_that_a_client_repeats_are_read_once() -> None:
     intake = Intake(LIMITS)
     heads = []
     for body in (b"a", b"bcd", b"a"):
-        intake.feed(GET + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        intake.feed(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         assert intake.request is not None
         heads.append(intake.request.headers)
         assert intake.request.body() == body

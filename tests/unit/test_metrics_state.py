@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.metrics import Metrics
-from state.mirror import MirrorFigures
+from state.figures import MirrorFigures
 from state.model import Rung
 
 

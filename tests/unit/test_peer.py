@@ -1,169 +1,63 @@
-"""Whom a worker asks for pages, how often it asks where they are, and when it gives up."""
+"""Connections by address, and who may speak for others."""
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
-
 import pytest
-from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sidecar import peer
-from sidecar.peer import LocalPages, Peers
-from sidecar.transfer_client import Fetched, TransferClient
-from state.model import BlockId
-from support.engine_rig import EngineRig
+from router.peer import Peers
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-    from pathlib import Path
-
-    from sidecar.transfer_client import Why
-
-NAMESPACE = bytes(32)
-KEYS = [BlockId(bytes([number]) * 16) for number in range(4)]
+ADDRESSES = ("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1", "192.0.2.9")
 
 
-class Client:
-    """Brings ``pages`` and ends for the next reason of ``whys``; without one it never ends."""
-
-    def __init__(self) -> None:
-        self.whys: list[Why] = []
-        self.pages = 0
-        self.ports: list[int] = []
-
-    async def fetch(
-        self, host: str, port: int, keys: Sequence[BlockId], take: Callable[[int, bytes], None]
-    ) -> Fetched:
-        assert host == "127.0.0.1"
-        self.ports.append(port)
-        for index in range(min(self.pages, len(keys))):
-            take(index, b"page")
-        if not self.whys:
-            await asyncio.Event().wait()
-        return Fetched(self.pages, 4 * self.pages, 0.0, self.whys.pop(0))
+def test_an_address_has_its_share_and_others_have_theirs() -> None:
+    """L-03."""
+    peers = Peers(2, ())
+    assert [peers.enter("10.0.0.1") for _ in range(4)] == [-1, 0, 1, 2]
+    assert peers.enter("10.0.0.2") == -1
+    for _ in range(4):
+        peers.leave("10.0.0.1")
+    assert peers.enter("10.0.0.1") == -1
 
 
-class Stage:
-    """A worker that says where pages are, and the peers of one that asks it."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.client = Client()
-        self.peers = Peers(cast("TransferClient", self.client), NAMESPACE, frozenset((url,)))
-        self.questions = 0
-        self.port = 7
-        self.namespace = NAMESPACE
-        self.taken: list[int] = []
-
-    async def fetch(self, why: Why | None, patience_s: float | None = None) -> int:
-        self.client.whys = [] if why is None else [why]
-        async with asyncio.timeout(10):
-            return await self.peers.fetch(
-                self.url, KEYS, lambda index, _: self.taken.append(index), patience_s
-            )
+def test_a_client_has_a_whole_network_of_ipv6() -> None:
+    """L-03: /64 is what one customer gets."""
+    peers = Peers(1, ())
+    assert peers.enter("2001:db8::1") == 0
+    assert peers.enter("2001:db8::ffff:1") == 1
+    assert peers.enter("2001:db8:0:1::1") == 0
 
 
-@asynccontextmanager
-async def staged() -> AsyncIterator[Stage]:
-    stage: Stage
-
-    async def told(_: web.Request) -> web.Response:
-        stage.questions += 1
-        answer: dict[str, Any] = {"port": stage.port, "namespace": stage.namespace.hex()}
-        return web.json_response(answer)
-
-    app = web.Application()
-    app.router.add_get("/kv_transfer", told)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    stage = Stage(f"http://127.0.0.1:{runner.addresses[0][1]}")
-    try:
-        yield stage
-    finally:
-        await runner.cleanup()
+@pytest.mark.parametrize("peer", ["127.0.0.1", "127.1.2.3", "::1", None, "10.9.0.1", "fd00::7"])
+def test_addresses_that_many_are_behind_are_not_counted(peer: str | None) -> None:
+    """L-03: this host, unix sockets, trusted proxies."""
+    peers = Peers(1, ("10.9.0.0/16", "fd00::/8"))
+    assert [peers.enter(peer) for _ in range(3)] == [0, 0, 0]
+    peers.leave(peer)
+    assert len(peers) == 0
 
 
-async def test_a_peer_that_answers_is_asked_once_where_its_pages_are() -> None:
-    async with staged() as stage:
-        stage.client.pages = 4
-        assert [await stage.fetch("all") for _ in range(3)] == [4, 4, 4]
-        assert stage.questions == 1
-        assert stage.client.ports == [7, 7, 7]
+@pytest.mark.parametrize(
+    ("peer", "is_trusted"),
+    [
+        *(("10.9.1.1", True), ("10.8.1.1", False), ("fd00::1", True), ("::1", False)),
+        *((None, False), ("no address", False)),
+    ],
+)
+def test_only_configured_networks_are_trusted(peer: str | None, is_trusted: bool) -> None:  # noqa: FBT001 - a column
+    """H-42."""
+    assert Peers(1, ("10.9.0.0/16", "fd00::/8")).is_trusted(peer) is is_trusted
+    assert not Peers(1, ()).is_trusted(peer)
 
 
-@pytest.mark.parametrize("why", ["missing", "busy", "limit"])
-async def test_a_peer_without_these_pages_is_still_where_it_was(why: Why) -> None:
-    async with staged() as stage:
-        for _ in range(3):
-            assert await stage.fetch(why) == 0
-        assert stage.questions == 1
-
-
-@pytest.mark.parametrize("why", ["unreachable", "closed", "wrong_namespace", "malformed"])
-async def test_a_peer_that_is_gone_may_be_back_on_another_port(why: Why) -> None:
-    async with staged() as stage:
-        assert await stage.fetch(why) == 0
-        stage.port = 8
-        await stage.fetch("all")
-        assert stage.client.ports == [7, 8]
-
-
-async def test_a_peer_that_hangs_is_left_alone_for_a_while() -> None:
-    async with staged() as stage:
-        assert await stage.fetch("stalled") == 0
-        stage.client.pages = 4
-        assert await stage.fetch("all") == 0
-        assert len(stage.client.ports) == 1
-
-
-async def test_what_came_before_patience_ended_is_kept() -> None:
-    async with staged() as stage:
-        stage.client.pages = 2
-        assert await stage.fetch("missing") == 2
-        stage.taken.clear()
-        assert await stage.fetch(None, patience_s=0.05) == 2
-        assert stage.taken == [0, 1]
-        assert await stage.fetch("all") == 2  # slow is not gone
-
-
-async def test_pages_that_mean_something_else_are_not_asked_for() -> None:
-    async with staged() as stage:
-        stage.namespace = bytes(31) + b"x"
-        assert await stage.fetch("all") == 0
-        assert not stage.client.ports
-
-
-async def test_nobody_else_is_asked() -> None:
-    async with staged() as stage:
-        peers = Peers(cast("TransferClient", stage.client), NAMESPACE, frozenset())
-        assert await peers.fetch(stage.url, KEYS, lambda _, __: None) == 0
-        assert stage.questions == 0
-
-
-@pytest.mark.parametrize(("group_pages", "reads"), [(None, 1), (20, 3)])
-async def test_a_device_is_read_in_few_long_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_pages: int | None, reads: int
-) -> None:
-    """Each read waits for the step under way; a group is bounded by its bytes."""
-    rig = EngineRig(tmp_path, pages=64)
-    if group_pages is not None:
-        monkeypatch.setattr(peer, "GROUP_BYTES", group_pages * rig.runner.content_bytes)
-    read, counted = rig.runner.read, []
-
-    async def counting(pages: tuple[Any, ...]) -> list[bytes]:
-        counted.append(len(pages))
-        return await read(pages)
-
-    monkeypatch.setattr(rig.runner, "read", counting)
-    async with rig.running():
-        asked = await rig.answer(range(200), 2)
-        assert asked.ticket is not None
-        chain = asked.ticket.sequence.table.chain[:50]
-        local = LocalPages(rig.cache, rig.runner, None, rig.ledger.note)
-        contents = [content async for content in local.pages(chain)]
-    assert len(contents) == sum(counted) == 50
-    assert len(counted) == reads
-    rig.proven()
+@given(st.lists(st.sampled_from(ADDRESSES), max_size=40))
+def test_nothing_is_kept_of_addresses_that_left(order: list[str]) -> None:
+    """No table grows with the addresses that ever came."""
+    peers = Peers(3, ("192.0.2.0/24",))
+    for peer in order:
+        peers.enter(peer)
+    assert len(peers) <= 4
+    for peer in reversed(order):
+        peers.leave(peer)
+    assert len(peers) == 0

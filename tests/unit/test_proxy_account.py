@@ -39,6 +39,8 @@ async def test_a_fault_of_the_router_counts_as_failed_and_not_as_a_client_that_l
         gate=None,
         billing=None,
         feedback=None,
+        history=None,
+        admission=None,
     )
     request: Any = SimpleNamespace(headers=read_headers(()), path="/v1/completions")
     proxy = Proxy(parts)

@@ -1,0 +1,65 @@
+"""How many second tries there may be. No clock of its own, no I/O.
+
+Two kinds draw on it. A try after a replica was *lost* (nobody listens there any more) follows a
+load that is gone: a replica is lost once, so these are only paced. A try after an *answer* (no
+room, none in time, a connection closed by a replica that lives) adds load to a fleet that may be
+failing because of it: over any time there are at most ``reserve`` and ``ratio`` of the requests.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from router.retry_setting import RetrySettings
+
+BALANCE_MOST = 100.0
+"""What a long good time saves up for a bad one."""
+
+
+class Claim:
+    """One second try in progress; ended once, when its answer begins or it fails."""
+
+    __slots__ = ("_budget",)
+
+    def __init__(self, budget: RetryBudget) -> None:
+        self._budget: RetryBudget | None = budget
+
+    def end(self) -> None:
+        """Make room for another one."""
+        budget, self._budget = self._budget, None
+        if budget is not None:
+            budget.in_progress -= 1
+
+
+class RetryBudget:
+    """The budget of one router."""
+
+    def __init__(self, settings: RetrySettings, now_s: float) -> None:
+        self._settings = settings
+        self._balance = float(settings.reserve)
+        self._tokens = settings.per_s
+        self._tokens_s = now_s
+        self.in_progress = 0
+
+    def deposit(self) -> None:
+        """Note a request: a part of them may be tried again."""
+        balance = self._balance + self._settings.ratio
+        self._balance = min(BALANCE_MOST, balance)
+
+    def take(self, open_requests: int, now_s: float, *, is_lost: bool) -> Claim | None:
+        """Return the leave for one second try; None where there is none now."""
+        settings = self._settings
+        room = max(settings.reserve, settings.ratio * open_requests)
+        elapsed_s = max(0.0, now_s - self._tokens_s)
+        self._tokens = min(settings.per_s, self._tokens + elapsed_s * settings.per_s)
+        self._tokens_s = max(self._tokens_s, now_s)
+        if self.in_progress + 1 > room or self._tokens < 1.0:
+            return None
+        if not is_lost:
+            if self._balance < 1.0:
+                return None
+            self._balance -= 1.0
+        self._tokens -= 1.0
+        self.in_progress += 1
+        return Claim(self)

@@ -1,0 +1,90 @@
+"""Accepts connections that begin with TLS: one task for each handshake, bounded in time and number.
+
+Each handshake takes the context as it is then, so that another certificate counts from the next
+connection on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from router.tls import HandshakeLog
+from state.tls import SHUTDOWN_S
+
+if TYPE_CHECKING:
+    import socket
+
+    from router.server import Server
+    from router.tls import ListenerContext
+
+ACCEPT_PAUSE_S: Final = 0.5
+"""How long nothing is accepted after the system refused to, for want of descriptors mostly."""
+
+_log = logging.getLogger(__name__)
+
+
+class TlsAcceptor:
+    """Takes connections from a listening socket, which stays its owner's, until it is closed."""
+
+    def __init__(self, sock: socket.socket, server: Server, context: ListenerContext) -> None:
+        sock.settimeout(0)
+        self._socket = sock
+        self._server = server
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._failures = HandshakeLog(context.name, self._loop.time)
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting = self._loop.create_task(self._run(), name=f"accept {context.name}")
+
+    @property
+    def open_handshakes(self) -> int:
+        """Connections that are no TLS yet."""
+        return len(self._handshakes)
+
+    def stop(self) -> None:
+        """Accept no more; handshakes that began go on."""
+        self._accepting.cancel()
+
+    async def close(self) -> None:
+        """End what is not done."""
+        tasks = (self._accepting, *self._handshakes)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                accepted, _ = await self._loop.sock_accept(self._socket)
+            except ConnectionError:  # it left before it was accepted
+                continue
+            except OSError as error:
+                _log.error("%s: cannot accept: %s", self._context.name, error.strerror or error)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            count = len(self._handshakes) + self._server.open_connections
+            if count >= self._server.limits.connections + self._server.shed_most:
+                accepted.close()
+                continue
+            task = self._loop.create_task(self._begin(accepted), name="TLS handshake")
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _begin(self, accepted: socket.socket) -> None:
+        accepted.settimeout(0)
+        try:
+            await self._loop.connect_accepted_socket(
+                self._server,
+                accepted,
+                ssl=self._context.current,
+                ssl_handshake_timeout=self._server.limits.head_deadline_s,
+                ssl_shutdown_timeout=SHUTDOWN_S,
+            )
+        except OSError as error:  # an SSLError is one, and so is a handshake that took too long
+            self._context.failed_handshakes += 1
+            self._failures.note(error)
+            with suppress(OSError):
+                accepted.close()

@@ -1,0 +1,200 @@
+"""``warmroute top``: one frame of it, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from router.history import Minute
+from router.replica_view import RouterView
+from router.snapshot import DiagnosisRow, ReplicaRow, Snapshot
+from state.model import Rung
+from warmroute import top
+from warmroute.cli import UsageError, build_parser
+
+if TYPE_CHECKING:
+    import argparse
+
+LAST = Minute(
+    span_s=60.0,
+    requests=600,
+    failed=6,
+    shed=3,
+    spills=30,
+    retries=1,
+    predicted_share=0.8,
+    measured_share=0.75,
+    hit_share=0.9,
+    ttft_p50_s=0.125,
+    ttft_p95_s=0.8,
+    ttft_p99_s=1.5,
+)
+
+
+def row(name: str, **changes: Any) -> ReplicaRow:
+    base = ReplicaRow(
+        replica=name,
+        endpoint="http://127.0.0.1:9",
+        state="up",
+        models=("m",),
+        model_count=1,
+        rank=None,
+        has_sidecar=True,
+        has_events=True,
+        inflight=2,
+        inflight_elsewhere=1,
+        running=3,
+        queued=4,
+        kv_used_fraction=0.5,
+        resident_blocks=1_234,
+        block_tokens=64,
+        capacity_tokens=64_000,
+        credit=1.0,
+        precision=1.0,
+        generation="g",
+        generation_age_s=7_500.0,
+        is_age_least=True,
+        last=LAST,
+        notes=(),
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def snapshot(*rows: ReplicaRow, rung: Rung = Rung.LIVE, **changes: Any) -> Snapshot:
+    base = Snapshot(
+        unix_s=10_000.0,
+        started_unix_s=9_000.0,
+        version="9.9",
+        is_draining=False,
+        open_requests=5,
+        held_requests=1,
+        replica_connections=4,
+        loop_lag_s=0.001,
+        viewers=0,
+        router=RouterView(rung=rung, state_age_s=12.0, state=None, lookup="mirror", policy="p"),
+        last=LAST,
+        rates=(0, 5, 10),
+        replicas=rows,
+        hot_prefixes=(),
+        tenants=(),
+        diagnoses=(),
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def drawn(shown: Snapshot, *, sort: str = "name", height: int | None = None) -> list[str]:
+    console = Console(file=io.StringIO(), width=160, highlight=False)
+    console.print(top.frame(shown, sort, height))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_a_frame_has_the_router_the_last_minute_and_every_replica() -> None:
+    lines = drawn(snapshot(row("a"), row("b", state="down", kv_used_fraction=None, queued=None)))
+    text = "\n".join(lines)
+    assert "1 of 2 replicas up · runs for 16 min" in lines[0]
+    assert "10.0/s" in lines[1]
+    assert "open 5, held 1" in lines[1]
+    assert "p50 125 ms · p95 800 ms · p99 1.50 s" in lines[2]
+    assert "tokens 75.0 % (predicted 80.0 %)" in lines[3]
+    assert "failed 1.0 %" in lines[4]
+    assert "! down: b" in text
+    (one,) = [line for line in lines if line.startswith("a ")]
+    for cell in ("● up", "3", "50.0 %", "1,234", "600", "≥ 2 h 5 min"):
+        assert cell in one
+    (two,) = [line for line in lines if line.startswith("b ")]
+    assert "✕ down" in two
+    assert "unknown" in two
+
+
+def test_an_empty_fleet_says_what_to_do() -> None:
+    assert top.NO_REPLICA in drawn(snapshot())
+
+
+def test_what_needs_attention_is_said_in_words() -> None:
+    found = DiagnosisRow(
+        kind="no_hits",
+        replica="a",
+        model="m",
+        since_unix_s=1.0,
+        times=1,
+        finding="Nothing \x1b[31mhits.",
+        advice="",
+    )
+    lines = drawn(
+        snapshot(row("a"), rung=Rung.STALE, is_draining=True, loop_lag_s=0.5, diagnoses=(found,))
+    )
+    marked = [line for line in lines if line.startswith("!")]
+    assert len(marked) == 4
+    assert "12.0 s old" in marked[1]
+    assert "\x1b" not in "".join(lines), "what comes from elsewhere moves no cursor"
+
+
+def test_a_frame_is_no_higher_than_the_terminal_and_says_what_is_missing() -> None:
+    rows = [row(f"r{number:03}") for number in range(100)]
+    lines = drawn(snapshot(*rows), height=24)
+    assert len(lines) <= 24
+    assert "and 84 more" in lines[-1]
+    assert len(drawn(snapshot(*rows))) == 107
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"),
+    [("name", "a"), ("state", "b"), ("load", "c"), ("kv", "d"), ("hits", "e"), ("ttft", "f")],
+)
+def test_rows_are_sorted_by_what_is_asked_for(sort: str, first: str) -> None:
+    rows = [
+        row("f", last=msgspec.structs.replace(LAST, ttft_p95_s=9.0)),
+        row("e", last=msgspec.structs.replace(LAST, measured_share=0.99)),
+        row("d", kv_used_fraction=0.99),
+        row("c", inflight=50),
+        row("b", state="down"),
+        row("a", kv_used_fraction=None, last=None),
+    ]
+    lines = drawn(snapshot(*rows), sort=sort)
+    (head,) = [at for at, line in enumerate(lines) if line.startswith("replica")]
+    assert lines[head + 1].split()[0] == first
+
+
+def test_a_row_of_bars_is_as_long_as_its_numbers_and_flat_for_nothing() -> None:
+    assert top.sparks((0, 5, 10)) == "▁▄█"
+    assert top.sparks((0, 0)) == "··"
+    assert top.sparks(()) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.9, "0 s"), (59.0, "59 s"), (61.0, "1 min"), (3_700.0, "1 h 1 min"), (90_000.0, "1 d 1 h")],
+)
+def test_a_duration_has_two_units(seconds: float, text: str) -> None:
+    assert top.duration(seconds) == text
+
+
+def options(*words: str) -> argparse.Namespace:
+    return build_parser("top").parse_args(["top", *words])
+
+
+@pytest.mark.parametrize("interval", ["0", "0.1", "-1", "nan", "1e9"])
+def test_an_interval_out_of_range_is_refused(interval: str) -> None:
+    with pytest.raises(UsageError, match="--interval: expected"):
+        top.run(options("--interval", interval))
+
+
+def test_into_a_pipe_goes_one_frame_and_json_is_the_snapshot(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = snapshot(row("a"))
+    monkeypatch.setattr(top, "ask", lambda *_: shown)
+    assert top.run(options()) == 0
+    assert capsys.readouterr().out.count("warmroute 9.9") == 1
+    assert top.run(options("--json")) == 0
+    assert msgspec.json.decode(capsys.readouterr().out, type=Snapshot) == shown
+
+
+def test_a_router_that_is_away_is_a_wrong_address() -> None:
+    with pytest.raises(UsageError, match="no router answers"):
+        top.run(options("--admin", "127.0.0.1:1"))
