@@ -8,7 +8,8 @@ DEV := $(VENV)/.dev
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-data test-kill test-timing test-flood test-vllm test-vllm-long test-reference test-engine soak \
+.PHONY: help setup demo check format test test-data test-kill test-page test-slowhttp test-varnish test-timing test-flood test-vllm \
+  test-vllm-long test-reference test-engine soak \
   gpu-check grid audit-timing bench-live bench bench-router bench-history bench-prompt bench-engine bench-tiers bench-transfer \
   bench-publish bench-quick bench-peers bench-native lock clean
 
@@ -54,6 +55,26 @@ test-data: $(DEV) ## Tests on the shared data (WARMROUTE_TEST_DATA, default ../s
 
 test-kill: $(DEV) ## 200 seeded kill points over every process (slow)
 	@$(BIN)/python -m pytest -m heavy -k kill
+
+build/page/.done: requirements/page.lock $(DEV)
+	@rm -rf build/page && mkdir -p build/page
+	@$(PIP) install --require-hashes --target build/page -r requirements/page.lock
+	@npm pack --silent --pack-destination build/page axe-core@4.14.1 >/dev/null
+	@touch $@
+
+test-page: $(DEV) ## The dashboard in a real Chromium, with pictures for docs/images (needs chromium, npm; 5 min)
+	@command -v $${WARMROUTE_CHROMIUM:-chromium} >/dev/null || { echo "no chromium: apt-get install chromium, or set WARMROUTE_CHROMIUM to its path"; exit 1; }
+	@command -v npm >/dev/null || { echo "npm is not here: it fetches axe-core, which checks accessibility"; exit 1; }
+	@$(MAKE) --no-print-directory build/page/.done
+	@PYTHONPATH=build/page $(BIN)/python -m pytest -m heavy tests/page
+
+test-slowhttp: $(DEV) ## Slow heads, bodies and readers of slowhttptest (some 2 minutes)
+	@command -v slowhttptest >/dev/null || { echo "slowhttptest is not here: apt-get install slowhttptest, or brew install slowhttptest"; exit 1; }
+	@$(BIN)/python -m pytest -m heavy -rP tests/tool/test_slowhttp.py
+
+test-varnish: $(DEV) ## The scripts of tests/varnish: varnishtest as client and replica
+	@command -v varnishtest >/dev/null || { echo "varnishtest is not here: apt-get install varnish, or brew install varnish"; exit 1; }
+	@$(BIN)/python -m pytest -m heavy tests/tool/test_varnish.py
 
 test-timing: $(DEV) ## Whether the time of a refusal tells of a key
 	@$(BIN)/python -m pytest -m heavy -rP tests/unit/test_gate_timing.py
@@ -140,6 +161,8 @@ lock: $(DEV) ## Resolve the lock files again (asks the package index)
 	  --no-header pyproject.toml -c requirements/runtime.lock --group dev -o requirements/dev.lock
 	@printf 'hatchling\neditables\n' | $(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes \
 	  --no-annotate --no-header -c requirements/dev.lock - -o requirements/build.lock
+	@printf 'playwright\n' | $(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes \
+	  --no-annotate --no-header - -o requirements/page.lock
 
 clean: ## Remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

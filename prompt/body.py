@@ -24,10 +24,11 @@ each limit is some 20 ms of work."""
 
 MODEL_KEY: Final = OneKey("model")
 SALT_KEY: Final = OneKey("cache_salt")
+TOOLS_KEY: Final = OneKey("tools")
 MAX_DIGITS: Final = 309
 """Of the largest double."""
-MAX_FIELD_CHARS: Final = 64
-"""Of a client's own key that an error names."""
+SHORT_BYTES: Final = 4 * 1024
+"""Up to here decoding everything takes no longer than searching for numbers."""
 MAX_FIELD_CHARS: Final = 64
 """Of a client's own key that an error names."""
 _NUMBER_SLICE_BYTES: Final = 256 * 1024
@@ -37,7 +38,10 @@ _H = TypeVar("_H", bound="Head")
 Count = Annotated[int, Meta(ge=1)]
 _NO_VALUE_MARKS: Final = bytes(set(range(256)) - set(b"{[,"))
 
-_HUGE_NUMBER: Final = re.compile(rb"(?<![0-9])[0-9]{%d}|[0-9][eE]\+?0*[0-9]{3}" % MAX_DIGITS)
+_HUGE_NUMBER: Final = re.compile(
+    rb"[0-9](?:[eE]\+?0*[0-9]{3}|(?<![0-9][0-9])[0-9]{%d})" % (MAX_DIGITS - 1)
+)
+"""Begins with a digit, which is searched for quickly; a run of them is looked at once."""
 _any_decoder: Final = msgspec.json.Decoder()
 _fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
 _WHERE: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
@@ -69,6 +73,9 @@ def decoded_head(decoder: msgspec.json.Decoder[_H], body: bytes, prompt_key: One
         name = "model"
         raise BadPromptError(name, f"a printable name of 1 to {MAX_MODEL_CHARS} characters")
     rest = without_value(body, prompt_key, getattr(head, prompt_key.name))
+    tools: Raw | None = getattr(head, TOOLS_KEY.name, None)
+    if tools is not None:  # their numbers are seen when they are decoded
+        rest = without_value(rest, TOOLS_KEY, tools)
     refuse_second(rest, (MODEL_KEY, SALT_KEY, prompt_key))
     check_numbers(rest)
     return head
@@ -91,14 +98,24 @@ def check_numbers(body: bytes) -> None:
     to yet others. What looks like one in a text is told from it by decoding everything, where that
     does not take long.
     """
+    if len(body) <= SHORT_BYTES:
+        try:
+            _any_decoder.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            _blame_number(body)
+        return
     step = _NUMBER_SLICE_BYTES
     starts = range(0, len(body), step)
     if any(_HUGE_NUMBER.search(body, at, at + step + MAX_DIGITS) for at in starts):
-        values = len(body.translate(None, _NO_VALUE_MARKS))
-        fields = _fields_decoder.decode(body) if values <= MAX_OTHER_VALUES else {}
-        for name, raw in fields.items():
-            is_plain = name.isidentifier() and len(name) <= MAX_FIELD_CHARS
-            decoded(_any_decoder, raw, name if is_plain else "body")
+        _blame_number(body)
+
+
+def _blame_number(body: bytes) -> None:
+    values = len(body.translate(None, _NO_VALUE_MARKS))
+    fields = _fields_decoder.decode(body) if values <= MAX_OTHER_VALUES else {}
+    for name, raw in fields.items():
+        is_plain = name.isidentifier() and len(name) <= MAX_FIELD_CHARS
+        decoded(_any_decoder, raw, name if is_plain else "body")
 
 
 def decoded(decoder: msgspec.json.Decoder[_T], raw: bytes | Raw, name: str) -> _T:

@@ -162,7 +162,7 @@ class DecisionLogReader:
                             continue
                     except msgspec.ValidationError as error:
                         raise TraceError(explained(error, place)) from None
-                    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                         torn = TraceError(f"{place}: not JSON: {error}")
                         self.torn_lines += 1
                         continue

@@ -96,9 +96,7 @@ class App:
         self.reader = reader
         self.pool = UpstreamPool(UpstreamSettings(**structs.asdict(config.upstream)))
         self.know = _knowledge(config, reader)
-        self.fleet = FleetTable(
-            reader, config.replicas, config.adapters, config.registration
-        )
+        self.fleet = FleetTable(reader, config.replicas, config.adapters, config.registration)
         jitter = random.Random(seed)  # noqa: S311 - spreads checks, guards nothing
         self.health = Health(self.fleet, self.pool, config.health, jitter)
         self.feedback = Feedback(self.know, clock, Diagnoses(time.time), reader.clears)
@@ -110,7 +108,7 @@ class App:
             config.placements.guess_s,
             clock,
             self.feedback,
-            self.resilience.availability,
+            self.resilience,
         )
         self.prompts = PromptReader(codecs, load_codec(None), base_of=self.fleet.adapters.base_of)
         self.trace = DecisionTrace(config.decisions_kept)

@@ -27,8 +27,8 @@ from router.endpoint import Endpoint
 from router.expected import explained
 from router.kv_source import KvTransferSettings
 from router.quarantine import QuarantineSettings
-from router.retry_setting import RetrySettings
 from router.registration_setting import RegistrationSettings, registration_fault
+from router.retry_setting import RetrySettings
 from router.tenant import Label, TenantSettings, tenant_fault
 from router.tls_setting import ListenerTls
 from state.client import check_url

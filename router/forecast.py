@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from policies.view import Warmth
 from router.trust import Ground
@@ -19,7 +17,7 @@ PLACEMENTS: Final = Ground.PLACEMENTS
 """By names of their own: an enumeration's members are slow to reach."""
 
 
-class Forecast(Struct, frozen=True, gc=False):
+class Forecast(NamedTuple):
     """What was known of a prompt on a replica, in tokens, before ``credit`` was applied.
 
     Up to ``reach_tokens`` by events or placements, of which ``certain_tokens`` are computed and in

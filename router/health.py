@@ -48,7 +48,7 @@ HTTP_ERROR = 500
 LAGS_KEPT: Final = 64
 """So many of the last measurements of the loop's lateness are kept, some seconds' worth."""
 LATE_SHARE: Final = 0.25
-"""A check does not count that ran out of time while the loop was late by this part of it."""
+"""A check does not count that ran out of time while the loop was late for this part of it."""
 REFUSED: Final = "refused a connection"
 FAILED: Final = "failed its checks"
 
@@ -166,10 +166,11 @@ class Health:
     def was_late(self, for_s: float) -> bool:
         """Return whether a wait of ``for_s`` that ends now was too short: this process was late."""
         now_s = asyncio.get_running_loop().time()
-        most_s = LATE_SHARE * for_s
-        if self._beat_s is not None and now_s - self._beat_s > most_s:
-            return True
-        return any(lag_s > most_s for at_s, lag_s in self._lags if at_s >= now_s - for_s - most_s)
+        since_s = now_s - for_s * (1.0 + LATE_SHARE)
+        late_s = sum(lag_s for at_s, lag_s in self._lags if at_s >= since_s)
+        if self._beat_s is not None:
+            late_s += max(0.0, now_s - self._beat_s)
+        return late_s > LATE_SHARE * for_s
 
     def _reconcile(self) -> None:
         members = self._fleet.members()
@@ -262,7 +263,7 @@ class Health:
             return
         try:
             listed = msgspec.json.decode(body, type=_ModelList)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         # Which adapters a registered replica has, its record tells sooner than this list.
         has_record = member.is_registered

@@ -74,6 +74,7 @@ class Intake:
         "_is_unparsed",
         "_known",
         "_known_key",
+        "_last_head",
         "_lengths",
         "_limits",
         "_parser",
@@ -96,6 +97,7 @@ class Intake:
         self._incoming: Request | None = None
         self._queue: deque[Request] = deque()
         self._framing_bytes = 0
+        self._last_head: RequestHead | None = None
         self._repeated: RepeatedHead | None = None
         self._is_unparsed = False
         """What comes is the sized body of a repeated head: the parser sees neither of them."""
@@ -163,56 +165,67 @@ class Intake:
             if self.is_ended or (request is not None and request.is_complete):
                 break
             incoming = self._incoming
-            if incoming is None and self._repeated is not None and not self._head_bytes:
-                end = self._begun_again(self._repeated, data, at)
-                if end > at:
-                    at = end
-                    continue
             if incoming is not None and self._is_unparsed:
                 at = self._take_body(incoming, data, at)
-                continue
-            if incoming is None:
-                most = at + HEAD_BYTES + 1 - self._head_bytes  # what follows is not looked at
-                end = min(self._head_end(data, at), most)
-                self._head_bytes += end - at
-            elif incoming.declared_bytes is None:
-                end = min(total, at + PIECE_BYTES)
-                self._framing_bytes += end - at
+            elif incoming is not None:
+                at = self._parse_body(incoming, data, at)
+            elif self._head_bytes or not self._has_begun_again(data, at):
+                at = self._parse_head(data, at)
             else:
-                end = min(total, at + incoming.declared_bytes - incoming.received_bytes)
-            is_whole_head = incoming is None and self._head_bytes == end - at
-            if end - at <= PIECE_BYTES:
-                self._parse_piece(data[at:end])
-            else:
-                self._parse_piece(memoryview(data)[at:end])
-            if is_whole_head:
-                self._note_head(data[at:end])
-            if incoming is not None and incoming.declared_bytes is None:
-                if incoming is self._incoming:
-                    self._check_framing(incoming)
-                elif self.is_amid_head:  # the piece had the beginning of another head
-                    self._tail = data[max(at, end - _SPLIT_BYTES) : end]
-            at = end
+                at = data.find(_HEAD_END, at) + len(_HEAD_END)
         if at < total and not self.is_ended:
             self._rest += memoryview(data)[at:]
 
+    def _parse_head(self, data: bytes, at: int) -> int:
+        most = at + HEAD_BYTES + 1 - self._head_bytes  # what follows is not looked at
+        end = min(self._head_end(data, at), most)
+        is_whole = not self._head_bytes
+        self._head_bytes += end - at
+        self._parse_piece(data[at:end])
+        if is_whole:
+            self._note_head(data[at:end])
+        return end
+
+    def _parse_body(self, incoming: Request, data: bytes, at: int) -> int:
+        total, declared = len(data), incoming.declared_bytes
+        if declared is None:
+            end = min(total, at + PIECE_BYTES - self._framing_bytes % PIECE_BYTES)
+            self._framing_bytes += end - at
+        else:
+            end = min(total, at + declared - incoming.received_bytes)
+        if end - at <= PIECE_BYTES:
+            self._parse_piece(data[at:end])
+        else:
+            self._parse_piece(memoryview(data)[at:end])
+        if declared is None:
+            if incoming is self._incoming:
+                if self._framing_bytes % PIECE_BYTES == 0:  # at the same places, however it is cut
+                    self._check_framing(incoming)
+            elif self.is_amid_head:  # the piece had the beginning of another head
+                self._tail = data[max(at, end - _SPLIT_BYTES) : end]
+        return end
+
     def _note_head(self, received: bytes) -> None:
-        """Keep a head that was parsed whole, for the next one may be the same."""
+        """Keep a head that was parsed whole and came for the second time."""
         request, known = self._incoming, self._known
         if request is None or known is None or not request.declared_bytes:
-            self._repeated = None
-        elif self._repeated is None or self._repeated.head is not known:
+            return
+        if self._last_head is known and self._repeated is None:
             self._repeated = RepeatedHead.of(received, known, request.declared_bytes)
+        self._last_head = known
 
-    def _begun_again(self, repeated: RepeatedHead, data: bytes, at: int) -> int:
-        """Return where the head ends that begins at ``at``, if it is the last one again."""
-        end = data.find(_HEAD_END, at) + len(_HEAD_END)
-        length = repeated.match(data, at, end) if at < end <= at + HEAD_BYTES else 0
+    def _has_begun_again(self, data: bytes, at: int) -> bool:
+        """Begin a request whose head is the last one again; False for another head."""
+        repeated = self._repeated
+        if repeated is None:
+            return False
+        end = data.find(_HEAD_END, at, at + HEAD_BYTES)
+        length = repeated.match(data, at, end + len(_HEAD_END)) if end >= 0 else 0
         if not length:
-            return at
+            return False
         self._is_unparsed = True
         self._accept(Request(repeated.head, length))
-        return end
+        return True
 
     def _take_body(self, incoming: Request, data: bytes, at: int) -> int:
         """Take what belongs to an unparsed body; return where it ends."""

@@ -88,7 +88,7 @@ def parse_usage(data: bytes) -> Usage | None:
     start = last.end() - 1
     try:
         told = _USAGE_DECODER.decode(_object_at(data, start))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     usage = _counted(told)
     return None if usage == _NOTHING else usage
@@ -169,7 +169,8 @@ class StreamObserver:
             for event in _BLANK_LINE.split(events):
                 self._judge(event)
         if b'"usage"' in events and _USAGE.search(events):
-            self._usage = events
+            found = (event for event in reversed(_BLANK_LINE.split(events)) if _USAGE.search(event))
+            self._usage = next(found, self._usage)
 
     def _judge(self, event: bytes) -> None:
         lines = [line[5:] for line in _LINE_END.split(event) if line.startswith(b"data:")]

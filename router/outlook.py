@@ -296,7 +296,7 @@ class Outlook:
             certain_tokens = warmth.cached_tokens - warmth.pending_tokens - proved_tokens
             reach_tokens = warmth.cached_tokens + warmth.lower_tier_tokens - proved_tokens
             known = Forecast(certain_tokens, reach_tokens, proved_tokens)
-        routed.forecasts[member.replica] = structs.replace(known, credit=credit)
+        routed.forecasts[member.replica] = known._replace(credit=credit)
         return credited(warmth, credit)
 
 

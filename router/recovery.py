@@ -207,8 +207,10 @@ class Recovery:
         parts = self._parts
         if isinstance(error, ReplicaConnectTimeoutError):
             parts.health.doubt(member.replica)
-        elif isinstance(error, ReplicaUnreachableError):
+        elif type(error) is ReplicaUnreachableError:
             self._bury(member)
+        elif isinstance(error, ReplicaUnreachableError):  # somebody listens there
+            parts.health.refused(member.replica)
         elif isinstance(error, ReplicaClosedError):
             key = parts.quarantine.key(call.path, body)
             parts.quarantine.suspect(member.replica, key, parts.clock())

@@ -219,6 +219,9 @@ def checked(record: ReplicaRecord, rule: AddressRule, own: Collection[Endpoint] 
         message = "an address with more than a host and a port"
         raise ValueError(message)
     endpoint = Endpoint.parse(record.endpoint)
+    if "[" in record.endpoint and ":" not in endpoint.host:
+        message = "brackets around no address"
+        raise ValueError(message)
     if endpoint in own:
         return endpoint
     if not rule.allows_port(endpoint.port):

@@ -50,7 +50,7 @@ class Resilience(Collector):
 
     def __init__(self, parts: ResilienceParts) -> None:
         config, clock = parts.config, parts.clock
-        self._fleet = parts.fleet
+        self._fleet, self._clock = parts.fleet, clock
         self.availability = Availability(
             parts.fleet,
             parts.health,
@@ -75,6 +75,11 @@ class Resilience(Collector):
             )
         )
         parts.registry.register(self)
+
+    def tick(self) -> None:
+        """Follow time and the checks."""
+        self.availability.look()
+        self.quarantine.tick(self._clock())
 
     def collect(self) -> Iterable[Metric]:
         """Yield the standing of each replica as it is now, and what was counted."""

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 ACCEPT_PAUSE_S: Final = 0.5
 """How long nothing is accepted after the system refused to, for want of descriptors mostly."""
 
+SETTLE_TURNS: Final = 4
+"""A handshake that is done counts twice until its task has ended, some turns of the loop later."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -65,13 +68,21 @@ class TlsAcceptor:
                 _log.error("%s: cannot accept: %s", self._context.name, error.strerror or error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            count = len(self._handshakes) + self._server.open_connections
-            if count >= self._server.limits.connections + self._server.shed_most:
+            if await self._is_full():
                 accepted.close()
                 continue
             task = self._loop.create_task(self._begin(accepted), name="TLS handshake")
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
+
+    async def _is_full(self) -> bool:
+        """Return whether nobody more can even be told that there are too many."""
+        most = self._server.limits.connections + self._server.shed_most
+        for _ in range(SETTLE_TURNS):
+            if len(self._handshakes) + self._server.open_connections < most:
+                return False
+            await asyncio.sleep(0)
+        return True
 
     async def _begin(self, accepted: socket.socket) -> None:
         accepted.settimeout(0)

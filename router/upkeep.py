@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from router.availability import Availability
     from router.chooser import Knowledge
     from router.feedback import Feedback
     from router.fleet import FleetTable
+    from router.resilience import Resilience
     from state.model import BlockId, Generation, ReplicaId
 
 _log = logging.getLogger(__name__)
@@ -37,14 +37,14 @@ class Upkeep:
         guess_ttl_s: float,
         clock: Callable[[], float],
         feedback: Feedback | None = None,
-        availability: Availability | None = None,
+        resilience: Resilience | None = None,
     ) -> None:
         self._know = know
         self._fleet = fleet
         self._guess_ttl_s = guess_ttl_s
         self._clock = clock
         self._feedback = feedback
-        self._availability = availability
+        self._resilience = resilience
         self._published_version = -1
         self._generations: dict[ReplicaId, Generation | None] = {}
         self._capacities: dict[ReplicaId, int] = {}
@@ -68,8 +68,8 @@ class Upkeep:
         if self._feedback is not None:
             self._feedback.tick(self._clock())
         self._follow_generations()
-        if self._availability is not None:
-            self._availability.look()
+        if self._resilience is not None:
+            self._resilience.tick()
         self._limit_guesses()
 
     def _holds(self, replica: ReplicaId, block: BlockId) -> bool:
@@ -96,8 +96,8 @@ class Upkeep:
             if replica in before and before[replica] == current.get(replica, GONE):
                 continue
             is_restarted = replica in before and replica in current
-            if is_restarted and self._availability is not None:
-                self._availability.restarted(replica)
+            if is_restarted and self._resilience is not None:
+                self._resilience.availability.restarted(replica)
             if self._feedback is not None and replica in before:
                 self._feedback.forget(replica, LEFT if replica not in current else NEW_LIFE)
             if replica in before:  # a newcomer may have been sent something since it appeared

@@ -93,7 +93,7 @@ class SidecarAgent:
         self._link_lost = asyncio.Event()
         self._silence = Silence(self._replica, settings.event_silence_s)
         self._deeds = DeedWatch()
-        self.metrics = SidecarMetrics(self._replica)
+        self.metrics = SidecarMetrics(self._replica, lambda: self._announcer.failed_writes)
         self._keys = chain_keys(settings)
         self._facts = FactBook(self._keys, self.metrics)
 

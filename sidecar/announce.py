@@ -83,6 +83,7 @@ class Announcer:
         self._facts = FactPace(clock, heartbeat_interval_s)
         self._heartbeat_due_s = 0.0
         self._flush_due_s = 0.0
+        self.failed_writes = 0
 
     def renew(self, record: ReplicaRecord, folder: PageFolder) -> None:
         """Announce all of ``folder`` under a new generation; ``record``'s own one is not used."""
@@ -154,6 +155,7 @@ class Announcer:
                 if not failures:
                     _LOG.warning("state store failed, retrying: %s", error)
                 failures = min(failures + 1, _MAX_DOUBLINGS)
+                self.failed_writes += 1
                 self._make_dirty()
                 ceiling_s = min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2**failures)
                 await asyncio.sleep(self._rng.uniform(0.0, ceiling_s))

@@ -231,7 +231,7 @@ async def identify(client: EngineClient) -> tuple[EngineKind, str | None]:
 async def _version(client: EngineClient) -> str | None:
     try:
         answer: Any = msgspec.json.decode(await client.get("/version"))
-    except (EngineError, msgspec.DecodeError, UnicodeDecodeError):
+    except (EngineError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     version = answer.get("version") if isinstance(answer, dict) else None
     return printable(version) if isinstance(version, str) else None

@@ -15,7 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from prometheus_client import Metric
 
@@ -76,8 +76,9 @@ class _Lives:
 class SidecarMetrics(Collector):
     """The numbers of one sidecar; read when scraped, and free in between."""
 
-    def __init__(self, replica: ReplicaId) -> None:
+    def __init__(self, replica: ReplicaId, failed_writes: Callable[[], int] = int) -> None:
         self._replica = replica
+        self._failed_writes = failed_writes
         self._subscribers = _Lives(_SUBSCRIBER_COUNTS)
         self._folds = _Lives(_FOLD_COUNTS)
         self._orphans = _Lives(("dropped",))
@@ -136,6 +137,11 @@ class SidecarMetrics(Collector):
         )
         dropped = self._orphans.totals()["dropped"]
         yield self._counter("dropped_orphans", "Stores given up: no parent came.", dropped)
+        yield self._counter(
+            "failed_state_writes",
+            "Writes that the state store did not take.",
+            self._failed_writes(),
+        )
         yield self._generations()
         folder = self._folder
         yield self._gauge(

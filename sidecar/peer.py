@@ -121,7 +121,7 @@ class Peers:
                     if len(body) > _MOST_ANSWER_BYTES:
                         return None
                 told = msgspec.json.decode(body, type=TransferAddress)
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, OSError):
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, RecursionError, OSError):
             return None
         return told.port if told.namespace == self._namespace.hex() else None
 

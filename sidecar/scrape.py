@@ -300,7 +300,7 @@ class EngineClient:
         """Return the served models; raises EngineError."""
         try:
             return msgspec.json.decode(await self._get("/v1/models"), type=_ModelList).data
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             message = "/v1/models: not a model list"
             raise EngineError(message) from error
 
@@ -319,7 +319,7 @@ class EngineClient:
             return dict(info.sources)
         try:
             raw = msgspec.json.decode(body, type=dict[int, _Publisher | None])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             message = "/kv_event_sources: not a map of publishers"
             raise EngineError(message) from error
         sources = {}
@@ -342,7 +342,7 @@ class EngineClient:
         """
         try:
             told = msgspec.json.decode(await self._get("/weight_info"), type=_WeightInfo)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return ""
         except EngineError as error:
             if error.status is None:  # no answer: not to be taken for the first weights

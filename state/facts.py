@@ -16,7 +16,7 @@ import msgspec
 from state.client import read_value
 from state.model import ReplicaFacts
 from state.prefix import block_id
-from state.schema import MAX_VALUE_BYTES, ReplicaKeys
+from state.schema import MALFORMED, MAX_VALUE_BYTES, ReplicaKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,7 +48,7 @@ def decode_facts(value: bytes) -> ReplicaFacts | None:
     """Return the facts; None when they are malformed."""
     try:
         return _decoder.decode(value) if len(value) <= MAX_VALUE_BYTES else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         return None
 
 

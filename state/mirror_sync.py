@@ -13,7 +13,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from redis.exceptions import ResponseError
+from redis.exceptions import (
+    ConnectionError,  # noqa: A004 - the library's name
+    ResponseError,
+)
 
 from state.client import is_wrong_type, run_command
 from state.schema import (
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from state.schema import Entry
 
 READ_ENTRIES: Final = 64
-"""Entries of all streams together that one read asks for."""
+"""Entries of all streams together that one read asks for; fewer after lost connections."""
 STEP_BLOCKS: Final = 2048
 """Blocks applied before the event loop gets its turn: about a millisecond."""
 
@@ -84,6 +87,7 @@ class Follower:
         self._on_deregistered = on_deregistered
         self._follows: dict[ReplicaId, Follow] = {}
         self._scan = Script("scan")
+        self._read_entries = READ_ENTRIES
         self.malformed_values = 0
         self.snapshots = 0
         self.clears: dict[ReplicaId, int] = {}
@@ -168,7 +172,7 @@ class Follower:
         self, client: Client, follows: Mapping[bytes, Follow], block_s: float
     ) -> list[tuple[Follow, Sequence[Sequence[Any]]]]:
         """Wait up to ``block_s`` for entries of the streams of ``follows``."""
-        count = max(1, READ_ENTRIES // len(follows))
+        count = max(1, self._read_entries // len(follows))
         arguments: list[Argument] = ["COUNT", count, "BLOCK", max(1, round(block_s * 1000))]
         positions = [follow.position for follow in follows.values()]
         try:
@@ -178,6 +182,10 @@ class Follower:
                 raise
             self._doubt_all()  # one of them is no stream: its snapshot will fail, alone
             return []
+        except (ConnectionError, OSError):  # the server may limit what a reply may take of it
+            self._read_entries = max(1, self._read_entries // 2)
+            raise
+        self._read_entries = min(READ_ENTRIES, self._read_entries + 1)
         return [(follows[key], rows) for key, rows in reply or ()]
 
     async def apply(self, follow: Follow, rows: Sequence[Sequence[Any]]) -> None:

@@ -124,12 +124,15 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True):
     adapters: Annotated[tuple[Adapter, ...], Meta(max_length=MAX_ADAPTERS)] = ()
 
 
+Tally = Annotated[int, Meta(ge=0, le=2**53)]
+
+
 class ReplicaLoad(Struct, frozen=True, kw_only=True):
     """What an engine reports of itself; None where it does not report."""
 
-    running: int | None = None
-    queued: int | None = None
-    kv_used_fraction: float | None = None
+    running: Tally | None = None
+    queued: Tally | None = None
+    kv_used_fraction: Annotated[float, Meta(ge=0)] | None = None
 
 
 class EngineKind(enum.StrEnum):

@@ -47,6 +47,8 @@ STREAM_CAP_ENTRIES: Final = 1024
 MAX_VALUE_BYTES: Final = 1 << 20
 STREAM_START: Final = b"0-0"
 ENTRY_FIELD: Final = b"e"
+MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a value of somebody else's may raise."""
 _NAME = re.compile(NAME_PATTERN)
 _TIERS: Final = frozenset(Tier)
 
@@ -197,7 +199,7 @@ def decode_entry(fields: Sequence[bytes]) -> Entry | None:
         return None
     try:
         entry = _entry_decoder.decode(fields[1])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         return None
     is_whole = not (len(entry.removed) % BLOCK_ID_BYTES or len(entry.stored) % BLOCK_ID_BYTES)
     return entry if is_whole and 0 <= entry.part < entry.parts else None
@@ -242,7 +244,7 @@ def decode_record(value: bytes, replica: ReplicaId) -> ReplicaRecord | None:
     """Return the record; None when it is malformed or not that of ``replica``."""
     try:
         record = _record_decoder.decode(value) if len(value) <= MAX_VALUE_BYTES else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         return None
     if record is None or record.replica != replica:
         return None
@@ -258,7 +260,7 @@ def decode_load(value: bytes) -> ReplicaLoad | None:
     """Return the load report; None when it is malformed."""
     try:
         return _load_decoder.decode(value) if len(value) <= MAX_VALUE_BYTES else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         return None
 
 
@@ -282,7 +284,7 @@ def decode_leases(value: bytes) -> dict[ReplicaId, LeaseTotals] | None:
     """Return one router's leases; None when they are malformed."""
     try:
         rows = _leases_decoder.decode(value) if len(value) <= MAX_VALUE_BYTES else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         return None
     if rows is None:
         return None

@@ -18,7 +18,7 @@ class StoreTiming(Struct, frozen=True, kw_only=True):
     load_ttl_s: float = 3.0
     residency_ttl_s: float = 3600.0
     residency_cap_s: float = 86_400.0
-    lease_ttl_s: float = 3.0
+    lease_ttl_s: float = 2.5
     facts_ttl_s: float = 30.0
 
 

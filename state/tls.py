@@ -152,14 +152,16 @@ def said(error: BaseException) -> str:
 
 def tls_fault(error: BaseException) -> str | None:
     """Return what went wrong with TLS; None where ``error``, or what it holds, is not of TLS."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate verify failed: {error.verify_message}"
-    if isinstance(error, ssl.SSLError):
-        reason = str(error.reason or "").replace("_", " ").lower()
-        return f"TLS failed: {reason or 'the handshake was broken off'}"
-    # HTTP clients keep the library's error in one of their own.
+    # HTTP clients keep the library's error in one of their own, which may be of its kind, too.
     inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None)
-    return tls_fault(inner) if isinstance(inner, ssl.SSLError) else None
+    if isinstance(inner, ssl.SSLError):
+        error = inner
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {getattr(error, 'verify_message', error)}"
+    if isinstance(error, ssl.SSLError):
+        reason = str(getattr(error, "reason", None) or "").replace("_", " ").lower()
+        return f"TLS failed: {reason or 'the handshake was broken off'}"
+    return None
 
 
 class ClientContext:

@@ -22,7 +22,7 @@ export class Table {
     this.empty = el("div", { class: "empty", hidden: true });
     this.emptyText = empty;
     this.table = el("table", {}, el("caption", { class: "unseen" }, label), el("thead", {}, head), this.body);
-    this.scroll = el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, this.table);
+    this.scroll = el("div", { class: "scroll", role: "region", "aria-label": `Table: ${label}`, tabindex: "0" }, this.table);
     parent.append(this.scroll, this.empty);
   }
 

@@ -25,6 +25,7 @@ from state.sentinel import SentinelClient
 from state.store import StateError
 from state.timing import MirrorTiming
 from support.fleet_state import A, batch, blocks, record
+from support.state_backend import LASTING
 from support.valkey import eventually
 from support.valkey_sentinel import SERVICE, ValkeySentinel
 
@@ -111,7 +112,7 @@ async def test_a_killed_primary_costs_a_while_of_stale_view_and_no_read(
                 await asyncio.sleep(0.02)
             await eventually(lambda: warmth() == 60 and rungs[-1] is Rung.LIVE, timeout_s=20)
             assert own_sentinel.named() == new
-            assert len(registered) > 1
+            await eventually(lambda: len(registered) > 1, timeout_s=10)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -119,6 +120,56 @@ async def test_a_killed_primary_costs_a_while_of_stale_view_and_no_read(
     assert rungs[-3:] == [Rung.LIVE, Rung.STALE, Rung.LIVE]
     lines = [line.getMessage() for line in caplog.records if line.name == "state.mirror"]
     assert [line.split(" is ")[1].split(",")[0] for line in lines] == ["live", "stale", "live"]
+
+
+async def test_two_primaries_cost_hints_only(own_sentinel: ValkeySentinel) -> None:
+    """R-12: the old one comes back, takes a write of nobody's, and is made a replica: all agree."""
+    old, new = own_sentinel.servers
+    client = command_client(
+        RedisSettings(url=own_sentinel.url, command_timeout_s=0.5, connect_timeout_s=1.0)
+    )
+    writer = RedisWriter(client, clock=time.monotonic, rng=Random(1), timing=LASTING)
+    mirror = Mirror(
+        own_sentinel.settings, RouterId("r"), clock=time.monotonic, rng=Random(2), timing=_TIMING
+    )
+
+    async def write(generation: str) -> None:
+        """Announce as a sidecar does: all of it again, until it is stored."""
+        async with asyncio.timeout(20):
+            while True:
+                with suppress(StateError):
+                    await writer.register(record(generation=generation))
+                    await writer.apply(
+                        [batch(1, stored=blocks(1, 2), generation=generation, is_clear=True)]
+                    )
+                    return
+                await asyncio.sleep(0.1)
+
+    async with mirror:
+        await write("before")
+        assert await mirror.settle(5)
+        own_sentinel.freeze(old)
+        try:
+            await write("meanwhile")
+            assert own_sentinel.named() == new
+            await eventually(
+                lambda: mirror.replicas()[A].record.generation == "meanwhile", timeout_s=10
+            )
+        finally:
+            own_sentinel.thaw(old)
+        with suppress(RedisError):
+            await own_sentinel.command_on(old, "SET", "wr:1:{a}:lost", "1", "EX", 60)
+        end_s = time.monotonic() + 20
+        while b"slave" not in (await own_sentinel.command_on(old, "ROLE"))[0]:
+            assert mirror.replicas()[A].record.generation == "meanwhile"
+            assert time.monotonic() < end_s
+            await asyncio.sleep(0.05)
+        await write("after")
+        await eventually(lambda: mirror.replicas()[A].record.generation == "after", timeout_s=10)
+        await eventually(lambda: mirror.overlap(blocks(1, 2))[A].gpu_blocks == 2, timeout_s=10)
+        await eventually(lambda: mirror.freshness()[0] is Rung.LIVE, timeout_s=10)
+        assert mirror.malformed_values == 0
+    await client.aclose()
 
 
 async def test_a_planned_failover_is_told_to_each_client_once_and_dead_sentinels_cost_nothing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,15 @@ TABLE = [
 ]
 
 
+async def _until_registered(writer: RedisWriter) -> None:
+    """Register; a busy machine may take longer than the limit, which the faults need."""
+    async with asyncio.timeout(10):
+        while True:
+            with suppress(StateError):
+                await writer.register(record())
+                return
+
+
 @pytest.mark.parametrize(("reply", "fault", "closes"), TABLE)
 async def test_every_kind_of_answer_is_told_apart_and_survived(
     reply: bytes,
@@ -105,9 +115,9 @@ async def test_every_kind_of_answer_is_told_apart_and_survived(
             assert mirror.freshness()[0] is Rung.LOCAL
             assert not mirror.replicas()
             fake.reply, fake.closes = None, False
-            await eventually(lambda: A in mirror.replicas())
-            await writer.register(record())
-            assert mirror.freshness()[0] is Rung.LIVE
+            await eventually(lambda: A in mirror.replicas(), timeout_s=10)
+            await eventually(lambda: mirror.freshness()[0] is Rung.LIVE, timeout_s=10)
+            await _until_registered(writer)
             counts = mirror.figures().faults
         await client.aclose()
     of_slow_machines = {fault, Fault.RETRYABLE}
@@ -141,7 +151,6 @@ async def test_a_password_that_is_changed_is_an_alert_and_no_outage_of_requests(
         await admin.execute_command("CONFIG", "SET", "requirepass", "first")
         await admin.aclose()
         await eventually(lambda: mirror.freshness()[0] is Rung.LIVE)
-        await asyncio.sleep(0)
     await client.aclose()
     alerts = [line for line in caplog.records if "needs an operator" in line.getMessage()]
     assert len(alerts) == 1

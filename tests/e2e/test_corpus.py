@@ -40,8 +40,12 @@ async def running(
         router_flags=("--loop", request.param),
         paths=["/x"],
         limits={"body_bytes": BODY_LIMIT_BYTES},
-        upstream={"first_byte_timeout_s": 2.0, "chunk_idle_timeout_s": 1.0},
-        health={"interval_s": 2.0},
+        upstream={
+            "first_byte_timeout_s": 2.0,
+            "chunk_idle_timeout_s": 1.0,
+            "pool_idle_s": 600.0,  # with no checks: what is closed was closed for what it said
+        },
+        health={"interval_s": 3600.0},
     ) as stage:
         yield stage
 

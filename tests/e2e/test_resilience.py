@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import pytest
 from msgspec import Struct
 
 from support.fleet import FleetPlan, LocalFleet, until
@@ -260,18 +259,19 @@ async def test_a_request_that_kills_replicas_is_kept_from_the_third(tmp_path: Pa
         assert await stand.metric("warmroute_quarantined_requests") >= 1
 
 
-@pytest.mark.parametrize("mode", ["500", "503", "close"])
 async def test_a_fleet_that_fails_all_requests_is_not_asked_much_more_often(
-    tmp_path: Path, mode: str
+    tmp_path: Path,
 ) -> None:
     """C-26: at most a fifth more, and three."""
     async with rig(tmp_path, 3) as stand:
-        await stand.frail.tell(mode=mode)
-        replies = await stand.load(1.5, 5)
-        attempts = sum(await stand.frail.counts("asked"))
-        assert len(replies) > 20
-        assert attempts <= 1.2 * len(replies) + 3
-        assert Counter(reply.is_good for reply in replies) == {False: len(replies)}
+        requests = 0
+        for mode in ("500", "503", "close"):
+            await stand.frail.tell(mode=mode)
+            replies = await stand.load(1.2, 5)
+            requests += len(replies)
+            assert sum(await stand.frail.counts("asked")) <= 1.2 * requests + 3
+            assert Counter(reply.is_good for reply in replies) == {False: len(replies)}
+        assert requests > 60
 
 
 async def test_a_busy_replica_is_passed_over_and_never_ejected(tmp_path: Path) -> None:

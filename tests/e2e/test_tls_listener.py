@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import logging
+import os
 import socket
 import ssl
 from dataclasses import dataclass
@@ -207,7 +208,10 @@ async def test_a_client_that_leaves_cancels_its_request(authority: Authority, ho
         elif how == "close":
             connected.writer.close()
         else:
-            connected.writer.get_extra_info("socket").shutdown(socket.SHUT_WR)
+            with socket.socket(
+                fileno=os.dup(connected.writer.get_extra_info("socket").fileno())
+            ) as own:
+                own.shutdown(socket.SHUT_WR)
         async with asyncio.timeout(2):
             while not opened.cancelled:  # noqa: ASYNC110 - observes from outside
                 await asyncio.sleep(0.005)

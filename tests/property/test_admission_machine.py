@@ -1,4 +1,4 @@
-"""Admission under any sequence of arrivals, ends and departures: nothing leaks, nobody is forgotten.
+"""Admission under any sequence of arrivals, ends and departures: nothing leaks.
 
 The real rules, queue and leases, on a loop of the test's own.
 """
@@ -44,7 +44,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @initialize(cap=st.integers(1, 6), per_replica=st.integers(1, 3), pending=st.integers(0, 5))
     def begin(self, cap: int, per_replica: int, pending: int) -> None:
-        async def build() -> Desk:  # noqa: RUF029 - within the loop
+        async def build() -> Desk:
             return Desk(
                 REPLICAS,
                 models=MODELS,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import time
 from typing import TYPE_CHECKING
 
 from router.config import HealthSettings, StaticReplica
@@ -16,6 +18,8 @@ from state.model import ReplicaId, RouterId
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    import pytest
+
 from contextlib import asynccontextmanager
 
 GPU = ReplicaId("gpu-0")
@@ -27,6 +31,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.is_ill = False
+        self.is_silent = False
         self.checks = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -34,25 +39,27 @@ class Engine:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 is_check = head.startswith(b"GET /health")
                 self.checks += is_check
+                if self.is_silent:
+                    continue
                 status = b"500 Ill" if self.is_ill else b"200 OK"
                 body = b"" if is_check else MODELS
                 writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, len(body)))
                 writer.write(body)
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             pass
         finally:
             writer.close()
 
 
 @asynccontextmanager
-async def watched(engine: Engine) -> AsyncIterator[Health]:
+async def watched(engine: Engine, timeout_s: float = 1.0) -> AsyncIterator[Health]:
     server = await asyncio.start_server(engine.answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     reader = MemoryState(clock=lambda: 0.0).reader(RouterId("me"))
     fleet = FleetTable(reader, [StaticReplica(url=f"http://127.0.0.1:{port}", name=GPU)])
     pool = UpstreamPool(UpstreamSettings())
-    settings = HealthSettings(interval_s=0.05, timeout_s=1.0, fall=3, rise=2)
+    settings = HealthSettings(interval_s=0.05, timeout_s=timeout_s, fall=3, rise=2)
     health = Health(fleet, pool, settings, random.Random(1))
     task = asyncio.create_task(health.run())
     try:
@@ -95,6 +102,45 @@ async def test_a_refused_connection_takes_a_replica_out_at_once() -> None:
         health.refused(GPU)
         assert not health.is_up(GPU)
         await eventually(lambda: health.is_up(GPU))
+
+
+async def test_a_check_does_not_count_that_ran_out_of_time_because_we_were_late() -> None:
+    """C-18: a router without CPU takes nobody out; a silent replica is taken out afterwards."""
+    engine = Engine()
+    async with watched(engine, timeout_s=0.4) as health:
+        await eventually(lambda: health.is_up(GPU))
+        engine.is_silent = True
+        for _ in range(10):
+            await asyncio.sleep(0.02)
+            time.sleep(0.25)  # noqa: ASYNC251 - it is the event loop that is to be late
+        assert health.is_up(GPU)
+        assert health.was_late(0.4)
+        await eventually(lambda: not health.is_up(GPU))
+        assert not health.is_answering(GPU)
+        engine.is_silent = False
+        await eventually(lambda: health.is_up(GPU))
+
+
+async def test_what_is_good_news_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    changes = 0
+
+    def count() -> None:
+        nonlocal changes
+        changes += 1
+
+    engine = Engine()
+    async with watched(engine) as health:
+        health.on_change = count
+        await eventually(lambda: health.is_up(GPU))
+        engine.is_ill = True
+        await eventually(lambda: not health.is_up(GPU))
+        assert health.is_answering(GPU)
+        assert health.why_down(GPU) == "failed its checks"
+    told = {record.getMessage(): record.levelname for record in caplog.records}
+    assert told["replica gpu-0 is up"] == "INFO"
+    assert told["replica gpu-0 is down: 3 checks failed"] == "WARNING"
+    assert changes == 2
 
 
 async def test_a_slow_connect_only_asks_for_a_check() -> None:

@@ -32,6 +32,11 @@ def cut(name: str, *steps: Step, body: bytes, is_told: bool = False) -> Response
     )
 
 
+def unmarked(name: str, step: Step, body: bytes) -> ResponseCase:
+    """Return a stream that ends well where HTTP is asked, and too early where its API is."""
+    return ResponseCase(name=name, steps=(step,), body=body, is_whole=False, is_told=True)
+
+
 def streamed(name: str, *pieces: bytes) -> ResponseCase:
     """Return a stream in these chunks, which arrives as it is."""
     said = b"".join(map(chunk, pieces)) + LAST
@@ -147,8 +152,8 @@ CUT = [
         body=EVENT,
         is_told=True,
     ),
-    cut("U-03 last chunk without the mark", SSE + chunk(EVENT) + LAST, body=EVENT, is_told=True),
-    cut("U-03 no event", SSE + LAST, body=b"", is_told=True),
+    unmarked("U-03 last chunk without the mark", SSE + chunk(EVENT) + LAST, body=EVENT),
+    unmarked("U-03 no event", SSE + LAST, body=b""),
     cut("U-09 silence amid a stream", SSE + chunk(EVENT), "silence", body=EVENT, is_told=True),
     cut("U-09 silence amid a body", CHUNKED + chunk(b"abc"), "silence", body=b"abc"),
     refused("U-09 silence", "silence", status=504),
@@ -178,11 +183,10 @@ WHOLE = [
     ResponseCase(name="N-05 a body to the end", steps=(JSON + b"\r\nabc", "close"), body=b"abc"),
     *(
         ResponseCase(
-            name=f"U-08 early {status.decode()}",
+            name=f"U-08 {status.decode()}",
             steps=(sized(b"no", status=status),),
             body=b"no",
             status=int(status[:3]),
-            keeps=False,
         )
         for status in (b"413 Payload Too Large", b"429 Too Many Requests")
     ),

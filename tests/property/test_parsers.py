@@ -1,0 +1,47 @@
+"""What reads bytes of others raises nothing but what it says: well-formed inputs, edited at random.
+
+``make fuzz`` goes on from here with coverage to guide it; what it finds becomes a row of FOUND.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from random import Random
+from typing import Final
+
+import pytest
+
+from support.fuzz_seed import PIECES, SEEDS, mutated
+from support.fuzz_target import TARGETS
+
+EDITS: Final = int(os.environ.get("WARMROUTE_FUZZ_EDITS", "400"))
+"""Of each target."""
+MOST_S: Final = 5.0
+"""Of one input of some KiB: hundreds of times what it takes, and less than a quadratic reader."""
+FOUND: Final[list[tuple[str, bytes]]] = []
+
+
+def test_every_target_has_seeds() -> None:
+    assert TARGETS.keys() == SEEDS.keys()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_reader_of_foreign_bytes_raises_only_what_it_says(name: str) -> None:
+    """S-14, F20, W-02: whatever the bytes are."""
+    rng, target = Random(name), TARGETS[name]
+    for data in (b"", *SEEDS[name], *PIECES):
+        target(data)
+    for number in range(EDITS):
+        data = mutated(rng.choice(SEEDS[name]), rng)
+        began_s = time.perf_counter()
+        try:
+            target(data)
+        except Exception as error:  # noqa: BLE001 - the input is what one has to know
+            pytest.fail(f"input {number} of {name}, {data!r}: {error!r}")
+        assert time.perf_counter() - began_s < MOST_S, data
+
+
+@pytest.mark.parametrize(("name", "data"), FOUND)
+def test_what_was_found_stays_fixed(name: str, data: bytes) -> None:
+    TARGETS[name](data)
