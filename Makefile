@@ -76,6 +76,9 @@ test-varnish: $(DEV) ## The scripts of tests/varnish: varnishtest as client and 
 	@command -v varnishtest >/dev/null || { echo "varnishtest is not here: apt-get install varnish, or brew install varnish"; exit 1; }
 	@$(BIN)/python -m pytest -m heavy tests/tool/test_varnish.py
 
+test-state: $(DEV) ## Eight routers, two primaries, a million blocks, clocks apart (WARMROUTE_FAKETIME=/path/to/libfaketime.so.1)
+	@$(BIN)/python -m pytest -m heavy tests/contract tests/e2e/test_state_herd.py
+
 test-timing: $(DEV) ## Whether the time of a refusal tells of a key
 	@$(BIN)/python -m pytest -m heavy -rP tests/unit/test_gate_timing.py
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from state.prefix import TOKEN_BYTES, chain_of, next_block
+from state.prefix import TOKEN_BYTES, chain_of
 
 if TYPE_CHECKING:
     from state.model import BlockId
@@ -93,10 +93,9 @@ class TokenRun:
             begin = (first + len(known)) * block_tokens
             parent = known[-1] if known else (inherited[-1] if inherited else root)
             packed = self.packed(begin, count // block_tokens * block_tokens)
-            step = block_tokens * TOKEN_BYTES
-            for offset in range(0, len(packed), step):
-                parent = next_block(parent, packed[offset : offset + step], chain_key)
-                known.append(parent)
+            known += chain_of(parent, packed, block_tokens, chain_key)
+        if not inherited:
+            return known[:wanted] if wanted > 0 else []
         return inherited + known[: max(wanted, 0)]
 
 

@@ -56,6 +56,13 @@ class Call:
     outcome: str = "cancelled"
 
 
+def _model_of(parts: ProxyParts, call: Call) -> str | None:
+    """Return the request's model, unless nobody serves it: clients may write anything there."""
+    model = call.routed.prompt.model if call.routed is not None else ""
+    is_served = bool(call.choices) or (model and model in parts.fleet.models(parts.health))
+    return model if model and is_served else None
+
+
 def record_of(parts: ProxyParts, call: Call, usage: Usage | None) -> DecisionRecord:
     """Return the record of a request that has ended."""
     routed, prompt, heat = call.routed, None, None
@@ -69,7 +76,7 @@ def record_of(parts: ProxyParts, call: Call, usage: Usage | None) -> DecisionRec
         parts.chooser.seed,
         call.started_unix_s,
         call.path,
-        prompt.model or None if prompt is not None else None,
+        _model_of(parts, call),
         type(parts.config.policy).__name__,
         routed.prompt_tokens if routed is not None else 0,
         routed.is_exact if routed is not None else False,

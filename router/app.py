@@ -260,8 +260,10 @@ class App:
         held = self.reader.holdings()
         guessed = self.know.guessed
         return {
-            replica: held[replica].blocks if replica in held else guessed.resident(replica)
-            for replica in self.fleet.members()
+            replica: held[replica].blocks
+            if replica in held and member.has_events
+            else guessed.resident(replica)
+            for replica, member in self.fleet.members().items()
         }
 
     def _wire_gauges(self) -> None:

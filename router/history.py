@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from math import floor, log2
+from math import exp2, floor, log2
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -188,7 +188,7 @@ class Sums:
         for bucket in sorted(self.ttft):
             seen += self.ttft[bucket]
             if seen >= share * total:
-                return round(2.0 ** ((bucket + 0.5) / PER_OCTAVE), 6)
+                return round(exp2((bucket + 0.5) / PER_OCTAVE), 6)
         return None
 
     def minute(self, span_s: float) -> Minute:

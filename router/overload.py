@@ -121,5 +121,5 @@ class Overload:
             self.entered[self.rung] += 1
             level = logging.WARNING if self.rung > before else logging.INFO
             memory = "unknown" if share is None else f"{share:.0%} of its limit"
-            text = "overload: %s after %s; memory %s, event loop %.0f ms late"
+            text = "rung %s after %s: memory %s, event loop %.0f ms late"
             _log.log(level, text, self.rung.name.lower(), before.name.lower(), memory, 1e3 * lag_s)

@@ -270,7 +270,7 @@ class Proxy:
             return choice
         known = parts.fleet.models(parts.health)
         if model is not None and known and model not in known and not routed.is_loadable:
-            message = f"model: expected one of the served models, got {model[:64]!r}"
+            message = "model: expected one of the served models (GET /v1/models)"
             raise ModelNotFoundError(message, param="model")
         message = "no replica can take the request now"
         raise NoReplicaError(message)

@@ -7,9 +7,9 @@ shows it in a terminal. Unknown is None.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from router.history import Minute
 from router.replica_view import RouterView
@@ -33,6 +33,8 @@ ID_DIGITS: Final = 12
 class ReplicaRow(Struct, frozen=True, kw_only=True):
     """One replica. ``inflight`` are this router's requests, ``inflight_elsewhere`` other routers'.
 
+    ``state`` is a ``Standing`` or "draining", with its cause, and for how many seconds more.
+    ``limit`` bounds what is in flight there; None without one.
     ``models`` are the first few of ``model_count``. ``running``, ``queued`` and
     ``kv_used_fraction`` are the engine's own report. ``credit`` is the least part of a prediction
     that counts, ``precision`` that of the predictions which it goes by. ``generation_age_s`` is
@@ -42,7 +44,9 @@ class ReplicaRow(Struct, frozen=True, kw_only=True):
 
     replica: str
     endpoint: str
-    state: Literal["up", "down", "draining"]
+    state: str
+    why: str
+    left_s: float | None
     models: tuple[str, ...]
     model_count: int
     rank: int | None
@@ -50,6 +54,7 @@ class ReplicaRow(Struct, frozen=True, kw_only=True):
     has_events: bool
     inflight: int
     inflight_elsewhere: int
+    limit: int | None
     running: int | None
     queued: int | None
     kv_used_fraction: float | None
@@ -191,7 +196,11 @@ class Snapshots:
         for one in found:
             kinds.setdefault(one.replica, []).append(one.kind.value)
         minutes = history.replica_minutes(parts.fleet.members())
-        views = parts.view.replicas()
+        views, router = parts.view.replicas(), parts.view.router()
+        admission, places = router.admission, {}
+        if admission is not None:  # what is said of each replica is in its row
+            places = admission.replicas
+            router = structs.replace(router, admission=structs.replace(admission, replicas={}))
         return Snapshot(
             unix_s=parts.unix_clock(),
             started_unix_s=self._started_unix_s,
@@ -202,11 +211,17 @@ class Snapshots:
             replica_connections=parts.replica_connections(),
             loop_lag_s=round(parts.loop_lag_s(), 6),
             viewers=self.viewers(),
-            router=parts.view.router(),
+            router=router,
             last=history.minute(),
             rates=history.rates(),
             replicas=tuple(
-                self._row(view, minutes, tuple(kinds.get(view.replica, ()))) for view in views
+                self._row(
+                    view,
+                    minutes,
+                    tuple(kinds.get(view.replica, ())),
+                    places[view.replica].limit if view.replica in places else None,
+                )
+                for view in views
             ),
             hot_prefixes=self._hot(),
             tenants=self._tenants(),
@@ -225,16 +240,23 @@ class Snapshots:
         )
 
     def _row(
-        self, view: ReplicaView, minutes: Mapping[ReplicaId, Minute], kinds: tuple[str, ...]
+        self,
+        view: ReplicaView,
+        minutes: Mapping[ReplicaId, Minute],
+        kinds: tuple[str, ...],
+        limit: int | None,
     ) -> ReplicaRow:
         replica = ReplicaId(view.replica)
         load, told = view.load, [row for row in view.trust if row.precision is not None]
         age_s, is_least = self.ages.of(replica)
+        state, why, left_s = state_of(view)
         weakest = min(told, key=lambda row: row.credit, default=None)
         return ReplicaRow(
             replica=replica,
             endpoint=view.endpoint,
-            state="draining" if view.draining else "up" if view.up else "down",
+            state=state,
+            why=why,
+            left_s=left_s,
             models=view.models[:MODELS_SHOWN],
             model_count=len(view.models),
             rank=view.rank,
@@ -242,6 +264,7 @@ class Snapshots:
             has_events=view.has_events,
             inflight=view.inflight,
             inflight_elsewhere=view.inflight_elsewhere,
+            limit=limit,
             running=load.running if load is not None else None,
             queued=load.queued if load is not None else None,
             kv_used_fraction=load.kv_used_fraction if load is not None else None,
@@ -290,11 +313,24 @@ class Snapshots:
         )
 
 
+def state_of(view: ReplicaView) -> tuple[str, str, float | None]:
+    """Return what a replica is, the cause, and for how many seconds more."""
+    if view.draining:
+        return "draining", "", None
+    standing = view.standing
+    if standing is None:
+        return ("up" if view.up else "down"), view.fault or "", None
+    left_s = None if standing.left_s is None else round(standing.left_s, 1)
+    return standing.standing.value, standing.reason, left_s
+
+
 def notes(view: ReplicaView) -> tuple[str, ...]:
     """Return the names of what is plainly wrong, as ``warmroute doctor`` has them."""
     facts, found = view.facts, []
     if not view.registered:
         found.append("no_sidecar")
+    elif not view.has_events:
+        found.append("events_off")
     if facts is not None:
         if facts.is_silent:
             found.append("events_silent")

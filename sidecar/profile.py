@@ -36,7 +36,7 @@ class SettingsError(ValueError):
 class SidecarSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One sidecar's configuration. None means: ask the engine.
 
-    ``engine`` is ``http://host:port``; ``advertise`` is what routers dial, the same by default.
+    ``engine`` is ``http[s]://host:port``; ``advertise`` is what routers dial, the same by default.
     ``events`` and ``replay`` are ZMQ endpoints, those of rank 0 where there are data-parallel
     ``ranks``: the others publish on the ports that follow. ``block_tokens`` is a multiple of the
     page.

@@ -102,7 +102,7 @@ class ModelIdentity(Struct, frozen=True, kw_only=True):
 class ReplicaRecord(Struct, frozen=True, kw_only=True):
     """A replica's entry in the registry, written by its sidecar.
 
-    ``endpoint`` is ``http://host:port`` without a path. ``sidecar`` is the writing process's own
+    ``endpoint`` is ``http[s]://host:port`` alone. ``sidecar`` is the writing process's own
     id. ``capacity_pages`` is the size of the KV pool, None where the engine does not tell.
     ``has_events``: the engine publishes what it holds. ``can_fetch``: it takes KV pages of a prefix
     from another engine that says so, and gives them. ``rank``: what requests have to name to be

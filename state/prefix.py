@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from array import array
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import xxhash
 
@@ -30,6 +30,7 @@ from state.model import BlockId, ModelIdentity, NamespaceId
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+_Chain = tuple[BlockId, ...]
 ChainKey = int | bytes
 """A 64-bit seed of xxh3-128, or up to 64 bytes that are a key of BLAKE2b-128."""
 CHAIN_VERSION: Final = 1
@@ -111,20 +112,20 @@ def chain_of(
     block_bytes = block_tokens * TOKEN_BYTES
     ends = range(block_bytes, len(packed_tokens) + 1, block_bytes)
     parent: bytes = root
-    chain = []
+    chain: list[bytes] = []  # naming each of them a block would cost a call
     if isinstance(key, int):
         xxh3 = xxhash.xxh3_128_digest
         for end in ends:
             parent = xxh3(parent + packed_tokens[end - block_bytes : end], key)
-            chain.append(BlockId(parent))
-        return tuple(chain)
+            chain.append(parent)
+        return cast(_Chain, tuple(chain))
     keyed = hashlib.blake2b(digest_size=ID_BYTES, key=key)
     for end in ends:
         block = keyed.copy()
         block.update(parent + packed_tokens[end - block_bytes : end])
         parent = block.digest()
-        chain.append(BlockId(parent))
-    return tuple(chain)
+        chain.append(parent)
+    return cast(_Chain, tuple(chain))
 
 
 def next_block(parent: BlockId, packed_block: bytes, key: ChainKey) -> BlockId:

@@ -70,7 +70,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redis",
         metavar="URL",
-        help="shared state: redis://, rediss://, unix:// or redis+cluster:// URL",
+        help="shared state: redis://, unix://, redis+cluster:// or redis+sentinel:// URL",
     )
     parser.add_argument(
         "--listen", metavar="ADDRESS", help=f"for clients (default: {DEFAULT_LISTEN})"

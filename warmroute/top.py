@@ -31,9 +31,19 @@ LONGEST_S: Final = 3_600.0
 SLOW_LOOP_S: Final = 0.25
 HEAD_LINES: Final = 7
 BARS: Final = "▁▂▃▄▅▆▇█"
-SHAPES: Final = {"up": "●", "draining": "◐", "down": "✕"}
-STYLES: Final = {"up": "green", "draining": "yellow", "down": "bold red"}
-ORDER: Final = {"down": 0, "draining": 1, "up": 2}
+SHAPES: Final = {
+    "down": "✕",
+    "ejected": "⊘",
+    "probation": "◔",
+    "draining": "◐",
+    "back_pressure": "◑",
+    "slow_start": "◕",
+    "up": "●",
+}
+"""States of replicas, the worst first."""
+ORDER: Final = {state: place for place, state in enumerate(SHAPES)}
+OUT: Final = ("down", "ejected")
+OTHER: Final = "○"
 NO_REPLICA: Final = "no replica is known: name engines with --replica, or run a sidecar beside each"
 EXAMPLES = f"""\
 examples:
@@ -47,7 +57,7 @@ mean is in docs/dashboard.md. Into a file or a pipe it prints one frame. Ctrl-C 
 """
 SORTS: Final[dict[str, Callable[[ReplicaRow], tuple[float | str, ...]]]] = {
     "name": lambda row: (row.replica,),
-    "state": lambda row: (ORDER[row.state], row.replica),
+    "state": lambda row: (ORDER.get(row.state, 0), row.replica),
     "load": lambda row: (-(row.inflight + row.inflight_elsewhere), row.replica),
     "kv": lambda row: (-(row.kv_used_fraction or 0.0), row.replica),
     "hits": lambda row: (-((row.last and row.last.measured_share) or 0.0), row.replica),
@@ -126,7 +136,7 @@ def frame(snapshot: Snapshot, sort: str, height: int | None = None) -> Renderabl
 def headline(snapshot: Snapshot) -> list[str]:
     """Return the router and its last minute in a few lines."""
     router, last = snapshot.router, snapshot.last
-    up = sum(row.state == "up" for row in snapshot.replicas)
+    up = sum(row.state not in {*OUT, "draining"} for row in snapshot.replicas)
     age = "" if router.rung is Rung.LIVE else f" ({label.seconds(router.state_age_s)} old)"
     state = f"state {router.rung.value}{age}"
     up_s = snapshot.unix_s - snapshot.started_unix_s
@@ -152,11 +162,12 @@ def headline(snapshot: Snapshot) -> list[str]:
 
 def warnings_of(snapshot: Snapshot) -> list[str]:
     """Return what needs attention."""
-    down = [row.replica for row in snapshot.replicas if row.state == "down"]
     found = []
-    if down:
-        more = f" and {len(down) - 4} more" if len(down) > 4 else ""  # noqa: PLR2004 - shown names
-        found.append(f"down: {', '.join(down[:4])}{more}")
+    for state in OUT:
+        names = [row.replica for row in snapshot.replicas if row.state == state]
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""  # noqa: PLR2004 - shown
+        if names:
+            found.append(f"{state}: {', '.join(names[:4])}{more}")
     if snapshot.is_draining:
         found.append("the router drains")
     if snapshot.router.rung is not Rung.LIVE:
@@ -201,20 +212,24 @@ def _table(rows: list[ReplicaRow]) -> Table:
 
 
 def _shown(cell: str) -> Text:
-    """Return a cell; the state has its colour besides its word."""
-    word = cell.partition(" ")[2]
-    return Text(cell, style=STYLES.get(word, "") if cell[:1] in SHAPES.values() else "")
+    """Return a cell; a state has its colour besides its word."""
+    if cell[:1] not in {*SHAPES.values(), OTHER}:
+        return Text(cell)
+    state = cell[2:].partition(" ")[0]
+    return Text(cell, "green" if state == "up" else "bold red" if state in OUT else "yellow")
 
 
 def cells(row: ReplicaRow) -> list[str]:
     """Return one replica's cells."""
     last = row.last or _IDLE
     least = "≥ " if row.is_age_least else ""
+    left = "" if row.left_s is None else f" {duration(row.left_s)}"
+    limit = "" if row.limit is None else f"/{row.limit}"
     age = label.UNKNOWN if row.generation_age_s is None else least + duration(row.generation_age_s)
     return [
         label.foreign(row.replica),
-        f"{SHAPES[row.state]} {row.state}",
-        str(row.inflight + row.inflight_elsewhere),
+        f"{SHAPES.get(row.state, OTHER)} {row.state}{left}",
+        str(row.inflight + row.inflight_elsewhere) + limit,
         label.UNKNOWN if row.queued is None else str(row.queued),
         "unknown" if row.kv_used_fraction is None else label.share(row.kv_used_fraction),
         label.count(row.resident_blocks),

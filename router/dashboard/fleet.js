@@ -5,11 +5,17 @@ import { byId, el, setAttribute, setText } from "./dom.js";
 import { age, clock, count, many, NONE, percent, time } from "./format.js";
 import { Table } from "./table.js";
 
-const SHAPES = { up: "●", draining: "◐", down: "✕" };
-const ORDER = { down: 0, draining: 1, up: 2 };
+/** States, the worst first, and their shapes. */
+const SHAPES = { down: "✕", ejected: "⊘", probation: "◔", draining: "◐", back_pressure: "◑", slow_start: "◕", up: "●" };
+const ORDER = Object.keys(SHAPES);
+const OUT = new Set(["down", "ejected", "draining"]);
+
+/** Whether requests may go there. */
+export const isServing = (row) => !OUT.has(row.state);
 
 /** What the names of notes and findings mean. */
 const NOTES = {
+  events_off: ["no events", "its engine tells nothing of its cache: what it holds is guessed"],
   no_sidecar: ["no sidecar", "nobody tells what it holds: it is guessed from what was sent there"],
   events_silent: ["events silent", "it works, and its KV events were never heard"],
   page_mismatch: ["page mismatch", "its pages do not fit the blocks of the index"],
@@ -22,6 +28,9 @@ const NOTES = {
   missing_events: ["missing events", "it reports more than is predicted"],
 };
 
+/** No faults, but good to know. */
+const GUESSED = new Set(["no_sidecar", "events_off"]);
+
 export const noteText = (note) => NOTES[note]?.[0] ?? note.replaceAll("_", " ");
 const noteHint = (note) => NOTES[note]?.[1] ?? "";
 
@@ -29,10 +38,10 @@ const inflight = (row) => row.inflight + row.inflight_elsewhere;
 
 const COLUMNS = [
   { id: "replica", label: "Replica", value: (r) => r.replica, text: (r) => r.replica },
-  { id: "state", label: "State", value: (r) => ORDER[r.state], draw: drawState },
+  { id: "state", label: "State", value: (r) => ORDER.indexOf(r.state), draw: drawState },
   {
-    id: "inflight", label: "In flight", numeric: true, hint: "open requests of all routers; in brackets those of other routers",
-    value: inflight, text: (r) => (r.inflight_elsewhere ? `${count(inflight(r))} (${count(r.inflight_elsewhere)})` : count(r.inflight)),
+    id: "inflight", label: "In flight", numeric: true, hint: "open requests of all routers / how many there may be; in brackets those of other routers",
+    value: inflight, text: inflightText,
   },
   { id: "queued", label: "Queued", numeric: true, hint: "requests that wait in the engine, as it reports", value: (r) => r.queued, text: (r) => count(r.queued) },
   { id: "kv", label: "KV in use", numeric: true, hint: "part of the KV cache that requests occupy, as the engine reports", value: (r) => r.kv_used_fraction, draw: drawKv },
@@ -47,15 +56,24 @@ const COLUMNS = [
   { id: "notes", label: "Notes", value: (r) => (r.notes.length ? r.notes.map(noteText).join(", ") : null), draw: drawNotes },
 ];
 
+function inflightText(row) {
+  const limit = row.limit == null ? "" : ` / ${count(row.limit)}`;
+  const others = row.inflight_elsewhere ? ` (${count(row.inflight_elsewhere)})` : "";
+  return count(inflight(row)) + others + limit;
+}
+
 function perMinute(last) {
   return last ? Math.round((last.requests * 60) / Math.max(1, last.span_s)) : 0;
 }
 
 function drawState(cell, row) {
-  if (cell.dataset.state === row.state) return;
-  cell.dataset.state = row.state;
+  const left = row.left_s == null ? "" : `, ${age(row.left_s)}`;
+  const text = `${row.state.replaceAll("_", " ")}${left}`;
+  setAttribute(cell, "title", row.why || null);
+  if (cell.dataset.text === text) return;
+  Object.assign(cell.dataset, { state: row.state, text });
   cell.className = "state";
-  cell.replaceChildren(el("span", { "aria-hidden": "true" }, SHAPES[row.state]), ` ${row.state}`);
+  cell.replaceChildren(el("span", { "aria-hidden": "true" }, SHAPES[row.state] ?? "○"), ` ${text}`);
 }
 
 function drawKv(cell, row) {
@@ -74,7 +92,7 @@ function drawNotes(cell, row) {
   if (cell.dataset.notes === key) return;
   cell.dataset.notes = key;
   cell.className = "notes";
-  const chips = row.notes.map((note) => el("span", { class: "chip", title: noteHint(note), "data-level": note === "no_sidecar" ? "info" : "warn" }, noteText(note)));
+  const chips = row.notes.map((note) => el("span", { class: "chip", title: noteHint(note), "data-level": GUESSED.has(note) ? "info" : "warn" }, noteText(note)));
   cell.replaceChildren(...chips);
 }
 
@@ -95,7 +113,7 @@ export class Fleet {
     const filter = () => {
       const wanted = words.value.trim().toLowerCase();
       this.table.filter((row) => {
-        const fits = state.value === "noted" ? row.notes.length > 0 : !state.value || row.state === state.value;
+        const fits = fitsState(row, state.value);
         return fits && (!wanted || haystack(row).includes(wanted));
       });
       this.#count();
@@ -113,7 +131,7 @@ export class Fleet {
   #count() {
     const rows = this.table.rows;
     const shown = rows.filter(this.table.matches).length;
-    const up = rows.filter((row) => row.state === "up").length;
+    const up = rows.filter(isServing).length;
     const all = rows.length ? `${count(up)} of ${many(rows.length, "replica")} up` : "";
     setText(byId("fleet-count"), shown === rows.length ? all : `${all} · ${count(shown)} shown`);
   }
@@ -128,6 +146,12 @@ export class Fleet {
   }
 }
 
+function fitsState(row, wanted) {
+  if (wanted === "noted") return row.notes.length > 0;
+  if (wanted === "other") return !["up", "down", "draining"].includes(row.state);
+  return !wanted || row.state === wanted;
+}
+
 function haystack(row) {
   return [row.replica, row.endpoint, ...row.models, ...row.notes, ...row.notes.map(noteText)].join(" ").toLowerCase();
 }
@@ -137,14 +161,16 @@ function details(view, row, findings) {
   const events = engine?.counts;
   const nodes = findings.map((one) => finding(one));
   for (const note of row.notes.filter((name) => noteHint(name) && !findings.some((one) => one.kind === name))) {
-    nodes.push(el("p", { class: "alert", "data-level": note === "no_sidecar" ? "info" : "warn" }, el("b", {}, noteText(note)), ` ${noteHint(note)}`));
+    nodes.push(el("p", { class: "alert", "data-level": GUESSED.has(note) ? "info" : "warn" }, el("b", {}, noteText(note)), ` ${noteHint(note)}`));
   }
   nodes.push(
     facts([
+      ["State", [row.state.replaceAll("_", " "), row.left_s == null ? "" : `for ${age(row.left_s)} more`, row.why].filter(Boolean).join(", ")],
       ["Endpoint", view.endpoint + (view.rank == null ? "" : `, rank ${view.rank}`)],
       ["Models", view.models.length > 12 ? `${view.models.slice(0, 12).join(", ")} and ${view.models.length - 12} more` : view.models.join(", ")],
       ["Engine", engine ? `${engine.engine} ${engine.engine_version ?? ""}`.trim() : "unknown: no sidecar tells of it"],
       ["In flight", `${count(view.inflight)} of this router, ${count(view.inflight_elsewhere)} of others`],
+      ["May have", row.limit == null ? null : `${count(row.limit)} in flight`],
       ["Engine's load", view.load ? `${count(view.load.running)} running, ${count(view.load.queued)} queued, KV cache ${view.load.kv_used_fraction == null ? "unknown" : percent(view.load.kv_used_fraction)} in use` : "unknown"],
       ["Index", `${count(view.resident_blocks)} blocks of ${view.block_tokens ?? NONE} tokens` + (view.registered ? "" : ", guessed")],
       ["Capacity", view.capacity_tokens == null ? "unknown" : `${count(view.capacity_tokens)} tokens` + (view.page_tokens ? `, pages of ${view.page_tokens}` : "")],

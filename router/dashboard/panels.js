@@ -1,7 +1,7 @@
 // Tiles, what needs attention, hot prefixes, tenants, diagnoses: all from one snapshot.
 
 import { byId, el, Keyed, setText } from "./dom.js";
-import { finding, noteText } from "./fleet.js";
+import { finding, isServing, noteText } from "./fleet.js";
 import { age, count, digits, many, NONE, percent, rate, time } from "./format.js";
 import { Table } from "./table.js";
 
@@ -83,14 +83,18 @@ export function alertsOf({ replicas, router, last, loop_lag_s: lag, diagnoses, i
   const found = [];
   const add = (level, key, title, text) => found.push({ level, key, title, text });
   const down = replicas.filter((one) => one.state === "down").map((one) => one.replica);
-  const up = replicas.filter((one) => one.state === "up").length;
-  if (!up && replicas.length) add("error", "none", "No replica is up", "Every request is answered with 503 until one is.");
+  const ejected = replicas.filter((one) => one.state === "ejected").map((one) => one.replica);
+  const isServed = replicas.some(isServing);
+  if (!isServed && replicas.length) add("error", "none", "No replica is up", "Every request is answered with 503 until one is.");
   if (down.length) add("error", "down", `${many(down.length, "replica")} down`, names(down));
+  if (ejected.length) add("warn", "ejected", `${many(ejected.length, "replica")} ejected`, `${names(ejected)}: requests failed there.`);
   if (isDraining) add("warn", "drain", "The router drains", `${many(open, "request")} may still finish; it takes no new connections.`);
   if (router.rung === "stale" && router.state_age_s >= STALE_S) add("warn", "rung", "The shared state is away", `Decisions go by what was known ${age(router.state_age_s)} ago; nothing fails because of it.`);
   if (router.rung === "local") add("warn", "rung", "There is no shared state", `Decisions go by what this router sent where itself${router.state_age_s > 0 ? `, for ${age(router.state_age_s)}` : ""}.`);
   if (last.failed) add("warn", "failed", `${many(last.failed, "request")} failed`, `of ${count(last.requests)} in the last minute.`);
   if (last.shed) add("warn", "shed", `${many(last.shed, "request")} shed`, `of ${count(last.requests)} in the last minute: no place, or no replica.`);
+  const rung = router.admission?.rung ?? "normal";
+  if (rung !== "normal") add("error", "load", "The router is overloaded", `It stopped taking all there is: ${rung.replaceAll("_", " ")}.`);
   if (lag > SLOW_LOOP_S) add("warn", "lag", "The event loop is held", `for ${time(lag)}: every request waits for so long.`);
   for (const one of diagnoses) add("warn", `why ${one.replica} ${one.model} ${one.kind}`, `${one.replica}: ${noteText(one.kind)}`, one.finding);
   return found.slice(0, 8);

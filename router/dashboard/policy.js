@@ -5,9 +5,10 @@
 
 import { byId, el, setText } from "./dom.js";
 import { facts } from "./dialog.js";
-import { age, count, NONE } from "./format.js";
+import { isServing } from "./fleet.js";
+import { age, bytes, count, NONE } from "./format.js";
 
-const KNOWN = new Set(["rung", "state_age_s", "state", "lookup", "policy", "models", "default_tokens", "has_tenants", "listen", "recent"]);
+const KNOWN = new Set(["rung", "state_age_s", "state", "lookup", "policy", "models", "default_tokens", "has_tenants", "listen", "recent", "admission"]);
 const RUNGS = {
   live: "live: the shared state is followed",
   stale: "stale: the last known view counts, less with time",
@@ -30,11 +31,23 @@ export function showPolicy(snapshot) {
     ["Rung", `${RUNGS[router.rung] ?? router.rung}${router.rung === "live" ? "" : `, ${age(router.state_age_s)} old`}`],
     ["Tokens", router.models.length ? null : `of no configured model; else from: ${router.default_tokens}`],
     ...router.models.map((model) => [`Model ${model.name}`, model.tokenizer ? `tokenizer ${model.tokenizer}` : `tokens from ${model.tokens ?? router.default_tokens}`]),
+    ...admission(router.admission),
     ["Last requests", recent.requests ? `${count(recent.requests)}, of them ${count(recent.short)} shorter than a block, ${count(recent.inexact)} long ones read as bytes` : null],
     ...Object.entries(recent.unroutable).map(([why, requests]) => ["Routed by load", `${count(requests)}: ${why}`]),
     ["Connections", `${count(connections)} to replicas, ${count(viewers)} to pages like this one`],
   ];
   byId("policy").replaceChildren(facts(pairs));
+}
+
+/** What is admitted now; its figures change often. */
+function admission(view) {
+  if (!view) return [];
+  const memory = view.memory_bytes == null ? null : `${bytes(view.memory_bytes)}${view.memory_limit_bytes == null ? "" : ` of ${bytes(view.memory_limit_bytes)}`}`;
+  return [
+    ["Admission", `${view.rung.replaceAll("_", " ")}: ${count(view.inflight)} of ${count(view.places)} places taken, ${count(view.waiting)} of ${count(view.pending)} may wait`],
+    ["Routers", `${count(view.routers)} live`],
+    ["Memory", memory],
+  ];
 }
 
 function tree(value) {
@@ -57,7 +70,7 @@ function showFacts({ router, replicas, version, unix_s: now, started_unix_s: sta
       return value;
     });
   }
-  const up = replicas.filter((one) => one.state === "up").length;
+  const up = replicas.filter(isServing).length;
   const rung = router.rung === "live" ? "live" : `${router.rung}, ${age(router.state_age_s)}`;
   const texts = [router.policy, rung, `${up}/${replicas.length} up`, router.listen ?? NONE, age(now - started), version];
   texts.forEach((text, at) => setText(cells[at], text));

@@ -122,6 +122,7 @@ async def test_a_killed_primary_costs_a_while_of_stale_view_and_no_read(
     assert [line.split(" is ")[1].split(",")[0] for line in lines] == ["live", "stale", "live"]
 
 
+@pytest.mark.heavy
 async def test_two_primaries_cost_hints_only(own_sentinel: ValkeySentinel) -> None:
     """R-12: the old one comes back, takes a write of nobody's, and is made a replica: all agree."""
     old, new = own_sentinel.servers

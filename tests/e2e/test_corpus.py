@@ -45,6 +45,7 @@ async def running(
             "chunk_idle_timeout_s": 1.0,
             "pool_idle_s": 600.0,  # with no checks: what is closed was closed for what it said
         },
+        retry={"after_send": "never"},  # what the one replica does is seen as it is
         health={"interval_s": 3600.0},
     ) as stage:
         yield stage

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import ctypes.util
 import os
+import subprocess
 import sys
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,6 +94,10 @@ async def test_processes_whose_clocks_are_an_hour_apart_agree(
     """R-19, C-15: a router an hour ahead, one an hour behind; nothing expires early or late."""
     monkeypatch.setenv("LD_PRELOAD", faketime())
     monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+    monkeypatch.setenv("FAKETIME", "+1h")
+    asked = [sys.executable, "-c", "import time; print(time.time())"]
+    shifted = await asyncio.to_thread(subprocess.check_output, asked)
+    assert float(shifted) - time.time() > 3_500  # the library does what it is here for
     monkeypatch.setenv("FAKETIME", "+0")
     with ValkeyProcess() as server:
         plan = FleetPlan(

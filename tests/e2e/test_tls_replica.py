@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -127,6 +128,33 @@ async def test_an_aborted_stream_stops_the_replica_at_once(
         await front.disconnected()
         assert front.cancelled + len(front.relayed) == 1
         assert sent_bytes - at_abort_bytes < 32 * 2**20
+
+
+@with_both_loops
+async def test_a_replica_that_never_reads_is_stopped_too(authority: Authority) -> None:
+    """C10: it sees no farewell of TLS, only that its writes fail, and must not be waited for."""
+    replica_tls = server(authority.issue())
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def write_for_ever() -> None:
+            accepted, _ = listening.accept()
+            with accepted, replica_tls.wrap_socket(accepted, server_side=True) as stream:
+                stream.recv(65_536)
+                stream.sendall(SSE)
+                with contextlib.suppress(OSError):
+                    while True:
+                        stream.sendall(chunk(bytes(1024)))
+                        time.sleep(0.005)
+
+        async with staged(answering(b""), believing(authority)) as front:
+            front.endpoint = Endpoint("127.0.0.1", listening.getsockname()[1], is_tls=True)
+            writing = asyncio.create_task(asyncio.to_thread(write_for_ever))
+            client = await front.client()
+            client.send(post())
+            await client.reader.readuntil(chunk(bytes(1024)))
+            client.abort()
+            async with asyncio.timeout(1):
+                await writing
 
 
 @with_both_loops

@@ -1,6 +1,6 @@
 """Admission under any sequence of arrivals, ends and departures: nothing leaks.
 
-The real rules, queue and leases, on a loop of the test's own.
+The real rules, queue and leases, on a loop whose time is virtual.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from router.admission_setting import Priority
 from router.hold import REST_S
 from router.shed import ShedError
 from state.model import ReplicaId
-from support.admitting import Desk
+from support.admitting import Desk, VirtualLoop
 
 if TYPE_CHECKING:
     from support.admitting import Placed
@@ -38,7 +38,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.loop = VirtualLoop()
         self.tasks: list[asyncio.Task[Placed]] = []
         self.number = 0
 
@@ -83,7 +83,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running())
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        self.desk.free(data.draw(st.sampled_from(self.running())))
+        self.loop.call_soon(self.desk.free, data.draw(st.sampled_from(self.running())))
         self.settle()
 
     @precondition(lambda self: self.asking())
@@ -139,7 +139,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         if hasattr(self, "desk"):
             while self.running() or self.asking():
                 for placed in self.running():
-                    self.desk.free(placed)
+                    self.loop.call_soon(self.desk.free, placed)
                 self.settle()
             assert self.desk.leases.open_count == 0
             assert len(self.desk.hold) == 0
@@ -149,7 +149,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 
 TestAdmission = AdmissionMachine.TestCase
-TestAdmission.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TestAdmission.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 @settings(max_examples=60, deadline=None)

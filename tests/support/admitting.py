@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +27,31 @@ if TYPE_CHECKING:
     from router.request import Request
     from state.lease import Lease
     from state.store import FleetReader
+
+
+class _Jump(selectors.SelectSelector):
+    """Waits for nothing: the time that a wait would take is added to ``slept_s``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept_s = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        """Return what is ready now."""
+        self.slept_s += timeout or 0.0
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop on which sleeping takes no time."""
+
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        """Return the time slept so far."""
+        return self._jump.slept_s
 
 
 class Placed:

@@ -109,12 +109,8 @@ class Engines:
             for one in self.engines:
                 await writer.register(self._record(one))
             while True:
-                for one in self.engines:
-                    load = ReplicaLoad()
-                    if one.tells_load:
-                        used = min(1.0, (one.running + len(one.known) / 400) / 24)
-                        load = ReplicaLoad(running=one.running, queued=0, kv_used_fraction=used)
-                    await writer.heartbeat(self._record(one), load)
+                beats = [writer.heartbeat(self._record(one), _load(one)) for one in self.engines]
+                await asyncio.gather(*beats)
                 await asyncio.sleep(HEARTBEAT_S)
         finally:
             await client.aclose()
@@ -152,20 +148,28 @@ class Engines:
         try:
             await asyncio.sleep((len(words) - cached) / PREFILL_WORDS_PER_S * self._pace)
             stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            await stream.prepare(request)
             usage = {
                 "prompt_tokens": len(words),
                 "completion_tokens": 2,
                 "prompt_tokens_details": {"cached_tokens": cached},
             }
             choice = {"index": 0, "delta": {"content": "x"}}
-            for event in ({"choices": [choice]}, {"choices": [], "usage": usage}):
-                await stream.write(f"data: {json.dumps(event)}\n\n".encode())
-                await asyncio.sleep(0.05 * self._pace)
-            await stream.write(b"data: [DONE]\n\n")
+            with contextlib.suppress(ConnectionResetError):  # the load ends when it likes
+                await stream.prepare(request)
+                for event in ({"choices": [choice]}, {"choices": [], "usage": usage}):
+                    await stream.write(f"data: {json.dumps(event)}\n\n".encode())
+                    await asyncio.sleep(0.05 * self._pace)
+                await stream.write(b"data: [DONE]\n\n")
             return stream
         finally:
             engine.running -= 1
+
+
+def _load(one: Engine) -> ReplicaLoad:
+    if not one.tells_load:
+        return ReplicaLoad()
+    used = min(1.0, (one.running + len(one.known) / 400) / 24)
+    return ReplicaLoad(running=one.running, queued=0, kv_used_fraction=used)
 
 
 @contextlib.asynccontextmanager

@@ -112,7 +112,7 @@ def test_a_calm_fleet_is_offered_whole() -> None:
 
 
 def test_an_ejected_replica_is_offered_to_nobody_and_then_to_one() -> None:
-    """A50, B24: what it holds does not matter: it is no candidate."""
+    """A50: what it holds does not matter: it is no candidate."""
     rig = Rig(ramp_s=0.0)
     rig.fail(R0)
     assert rig.offered() == [R1, R2, R3]

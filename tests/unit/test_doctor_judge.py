@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from router.availability import Standing, StandingView
 from router.diagnosis import Diagnosis, Evidence, Kind
 from router.replica_view import ReplicaView, RequestCounts, RouterView
 from router.trust import Ground
@@ -124,9 +125,25 @@ def with_recent(**changes: Any) -> RouterView:
     return replace(ROUTER, recent=replace(ROUTER.recent, **changes))
 
 
+@pytest.mark.parametrize(
+    ("standing", "words"),
+    [
+        (StandingView(standing=Standing.EJECTED, reason="failures", left_s=20.0), "20 s more"),
+        (StandingView(standing=Standing.PROBATION, reason="failures"), "in probation"),
+    ],
+)
+def test_a_replica_that_is_held_is_named(standing: StandingView, words: str) -> None:
+    case = replace(HEALTHY, view=replace(VIEW, standing=standing))
+    (finding,) = judge(Case(replicas=(case,), router=ROUTER)).findings
+    assert finding.code is Code.REPLICA_EJECTED
+    assert words in finding.seen
+
+
 def test_nothing_is_said_where_nothing_is_wrong_whoever_could_not_be_asked() -> None:
     alone = replace(HEALTHY, view=None, facts=None, tokens=(), probe=None)
     blind = replace(HEALTHY, engine=None, tokens=(), probe=None)
+    slow = StandingView(standing=Standing.SLOW_START, left_s=20.0)
+    assert codes(replace(HEALTHY, view=replace(VIEW, standing=slow))) == []
     assert codes(HEALTHY) == codes(alone, None) == codes(blind) == []
     assert codes(replace(HEALTHY, view=None, record=record()), None, has_state=True) == []
     assert codes(replace(HEALTHY, facts=None, view=replace(VIEW, facts=None, same_keys=None))) == []

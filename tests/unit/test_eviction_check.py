@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from state.eviction_check import judge_memory
+from router.state_reader import build_mirror
+from state.eviction_check import EvictionCheck, judge_memory
 
 
 def _info(policy: str, limit: str = "1073741824") -> str:
@@ -34,3 +35,10 @@ def test_other_settings_are_warned_of(info: str, said: str) -> None:
 def test_a_server_that_does_not_tell_is_believed() -> None:
     assert judge_memory("") is None
     assert judge_memory("# Memory\r\nused_memory:1\r\n") is None
+
+
+async def test_a_router_looks_at_its_server() -> None:
+    """R-10: with an index of its own and without."""
+    for has_index in (True, False):
+        check = build_mirror("redis://h:1", has_index=has_index).server_check
+        assert isinstance(getattr(check, "__self__", None), EvictionCheck)

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.metrics import Metrics
+from state.fault import Fault
 from state.figures import MirrorFigures
 from state.model import Rung
 
@@ -44,3 +45,15 @@ def test_transitions_evictions_and_the_size_of_the_mirror_are_told() -> None:
     assert samples["warmroute_mirror_snapshots_total", ""] == 5
     assert samples["warmroute_mirror_evicted_blocks_total", ""] == 70
     assert samples["warmroute_mirror_bytes", ""] == 9000
+
+
+def test_failures_of_the_store_are_told_by_kind() -> None:
+    """R-09, R-14: every kind has a series from the start."""
+    metrics = Metrics()
+    metrics.gauges.mirror = lambda: MirrorFigures(
+        rungs_entered={}, snapshots=0, evicted_blocks=0, index_bytes=0, faults={Fault.REFUSED: 4}
+    )
+    families = text_string_to_metric_families(metrics.render().decode())
+    [family] = [one for one in families if one.name == "warmroute_state_faults"]
+    shown = {sample.labels["kind"]: sample.value for sample in family.samples}
+    assert shown == {kind.value: 4.0 * (kind is Fault.REFUSED) for kind in Fault}

@@ -117,8 +117,8 @@ def test_a_move_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None
             process.look()
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
-    assert lines[0].startswith("overload: refuse after normal; memory 96% of its limit")
-    assert lines[1].startswith("overload: normal after refuse")
+    assert lines[0].startswith("rung refuse after normal: memory 96% of its limit")
+    assert lines[1].startswith("rung normal after refuse")
     assert process.overload.entered == {LoadRung.REFUSE: 1, LoadRung.NORMAL: 1}
 
 

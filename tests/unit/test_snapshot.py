@@ -10,7 +10,9 @@ import pytest
 
 from policies.hot import HeatMap, HotPrefix, HotSettings
 from policies.model import Reason
+from router.availability import Standing, StandingView
 from router.diagnosis import Diagnoses
+from router.entrance import AdmissionView, ReplicaPlaces
 from router.history import History
 from router.replica_view import ReplicaView, RouterView
 from router.snapshot import Ages, ReplicaRow, Snapshot, SnapshotParts, Snapshots
@@ -110,7 +112,8 @@ def test_what_nobody_tells_is_unknown_and_never_zero() -> None:
 
 def test_an_engines_own_report_is_passed_on() -> None:
     load = ReplicaLoad(running=3, queued=2, kv_used_fraction=0.5)
-    _, history, snapshots = rig(view(load=load, inflight=4, inflight_elsewhere=1, registered=True))
+    seen_there = view(load=load, inflight=4, inflight_elsewhere=1, registered=True, has_events=True)
+    _, history, snapshots = rig(seen_there)
     history.note(decided(replica="r0", reason=Reason.SPILL))
     history.fold()
     seen = row(snapshots)
@@ -129,6 +132,25 @@ def test_a_replica_has_one_state(state: str, *, up: bool, draining: bool) -> Non
     assert row(snapshots).state == state
 
 
+def test_a_standing_comes_with_its_cause_and_its_end_and_the_limit_of_its_load() -> None:
+    standing = StandingView(standing=Standing.EJECTED, reason="status", left_s=12.34)
+    admission = AdmissionView(
+        rung="normal", inflight=3, places=64, waiting=0, pending=10, routers=1, loop_lag_s=0.0,
+        replicas={"r0": ReplicaPlaces(inflight=3, limit=16)},
+    )  # fmt: skip
+    router = RouterView(
+        rung=Rung.LIVE, state_age_s=0.1, state=None, lookup="mirror", policy="p",
+        admission=admission,
+    )  # fmt: skip
+    shown = SimpleNamespace(replicas=lambda: [view(standing=standing)], router=lambda: router)
+    _, _, snapshots = rig(view(), view=shown)
+    seen = row(snapshots)
+    assert (seen.state, seen.why, seen.left_s, seen.limit) == ("ejected", "status", 12.3, 16)
+    told = snapshots.now().router.admission
+    assert told is not None
+    assert (told.places, told.replicas) == (64, {})
+
+
 def test_the_least_trusted_kind_of_prediction_is_shown() -> None:
     rows = (trust(1.0, 0.99), trust(0.4, 0.4), trust(0.2, None))
     _, _, snapshots = rig(view(trust=rows))
@@ -141,7 +163,7 @@ def test_what_is_wrong_with_a_replica_is_named_as_the_doctor_names_it() -> None:
     )
     _, _, snapshots = rig(view(registered=True, facts=facts, same_keys=False))
     assert row(snapshots).notes == (
-        "events_silent", "page_mismatch", "unknown_medium", "keys_differ",
+        "events_off", "events_silent", "page_mismatch", "unknown_medium", "keys_differ",
     )  # fmt: skip
 
 

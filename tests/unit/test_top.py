@@ -40,6 +40,8 @@ def row(name: str, **changes: Any) -> ReplicaRow:
         replica=name,
         endpoint="http://127.0.0.1:9",
         state="up",
+        why="",
+        left_s=None,
         models=("m",),
         model_count=1,
         rank=None,
@@ -47,6 +49,7 @@ def row(name: str, **changes: Any) -> ReplicaRow:
         has_events=True,
         inflight=2,
         inflight_elsewhere=1,
+        limit=None,
         running=3,
         queued=4,
         kv_used_fraction=0.5,
@@ -109,6 +112,14 @@ def test_a_frame_has_the_router_the_last_minute_and_every_replica() -> None:
     (two,) = [line for line in lines if line.startswith("b ")]
     assert "✕ down" in two
     assert "unknown" in two
+
+
+def test_a_state_that_ends_by_itself_says_when_and_a_limit_is_beside_the_load() -> None:
+    lines = drawn(snapshot(row("a", state="ejected", left_s=12.3, limit=16), row("b", state="new")))
+    assert "0 of 2" not in lines[0]
+    assert any("⊘ ejected 12 s  " in line and "3/16" in line for line in lines)
+    assert any("○ new" in line for line in lines)
+    assert "! ejected: a" in "\n".join(lines)
 
 
 def test_an_empty_fleet_says_what_to_do() -> None:

@@ -1,0 +1,228 @@
+"""What follows a failed attempt: budget, patience, deadline, and where a suspect may go."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from router.account import Call
+from router.endpoint import Endpoint
+from router.error import (
+    NoDescriptorError,
+    QuarantinedError,
+    ReplicaBusyError,
+    ReplicaClosedError,
+    ReplicaConnectTimeoutError,
+    ReplicaDiedError,
+    ReplicaError,
+    ReplicaTimeoutError,
+    ReplicaUnreachableError,
+)
+from router.fleet import Member
+from router.quarantine import Quarantine, QuarantineSettings
+from router.recovery import Recovery, RecoveryParts
+from router.retry_budget import RetryBudget
+from router.retry_setting import RetrySettings
+from router.verdict import of_relayed
+from state.model import ReplicaId
+from support.verdicts import answer
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+MEMBERS = {
+    ReplicaId(name): Member(replica=ReplicaId(name), endpoint=Endpoint("127.0.0.1", 9_000 + at))
+    for at, name in enumerate("abcd")
+}
+A, B, C, D = MEMBERS
+BODY = b'{"model":"m"}'
+
+
+class Rig:
+    """Recovery on a fleet of four of which ``dead`` refuse connections; waiting takes no time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, settings: RetrySettings) -> None:
+        self.now_s = 0.0
+        self.waits = 0
+        self.dead: set[ReplicaId] = set()
+        self.buried: list[ReplicaId] = []
+        self.doubted: list[ReplicaId] = []
+        self.failed: list[ReplicaError] = []
+        self.examined = 0
+        self.quarantine = Quarantine(QuarantineSettings(), b"s" * 32)
+        self.budget = RetryBudget(settings, 0.0)
+        stand_in: Any = self
+        self.recovery = Recovery(
+            RecoveryParts(
+                settings=settings,
+                fleet=cast("Any", SimpleNamespace(members=lambda: MEMBERS)),
+                health=cast(
+                    "Any",
+                    SimpleNamespace(refused=self.buried.append, doubt=self.doubted.append),
+                ),
+                availability=stand_in.availability(),
+                budget=self.budget,
+                quarantine=self.quarantine,
+                autopsy=stand_in,
+                clock=lambda: self.now_s,
+            )
+        )
+        monkeypatch.setattr("router.recovery.asyncio.sleep", self.sleep)
+
+    def availability(self) -> Any:
+        def candidates(_: str | None, tried: Collection[ReplicaId]) -> list[Member]:
+            return [member for name, member in MEMBERS.items() if name not in tried]
+
+        return SimpleNamespace(
+            candidates=candidates,
+            failed=lambda _, error: self.failed.append(error),
+            answered=lambda _, relayed: of_relayed(relayed),
+        )
+
+    async def sleep(self, for_s: float) -> None:
+        self.waits += 1
+        self.now_s += for_s
+
+    async def is_dead(self, member: Member) -> bool:
+        self.examined += 1
+        return member.replica in self.dead
+
+    def call(self) -> Call:
+        call = Call(
+            request_id="r", client_request_id=None, path="/v1/completions", started_s=self.now_s,
+            started_unix_s=0.0,
+        )  # fmt: skip
+        self.recovery.admit(call, BODY, 1)
+        return call
+
+    async def settle(
+        self,
+        call: Call,
+        error: ReplicaError,
+        replica: ReplicaId = A,
+        body: bytes = BODY,
+        open_requests: int = 10,
+    ) -> set[ReplicaId]:
+        """Return who is not to get the next try."""
+        tried: set[ReplicaId] = set()
+        call.attempts.append(cast("Any", None))
+        await self.recovery.settle(error, call, body, MEMBERS[replica], tried, open_requests)
+        return tried
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(monkeypatch, RetrySettings(per_s=1_000.0))
+
+
+async def test_a_refused_connection_takes_the_replica_out_and_goes_elsewhere(rig: Rig) -> None:
+    assert await rig.settle(rig.call(), ReplicaUnreachableError("m")) == {A}
+    assert (rig.buried, rig.examined) == ([A], 0)
+
+
+async def test_a_slow_connection_only_asks_for_a_check(rig: Rig) -> None:
+    assert await rig.settle(rig.call(), ReplicaConnectTimeoutError("m")) == {A}
+    assert (rig.buried, rig.doubted) == ([], [A])
+
+
+async def test_a_closed_connection_is_a_death_where_nobody_listens_any_more(rig: Rig) -> None:
+    with pytest.raises(ReplicaClosedError):
+        await rig.settle(rig.call(), ReplicaClosedError("m"))
+    assert rig.buried == []
+    rig.dead.add(A)
+    call = rig.call()
+    assert await rig.settle(call, ReplicaClosedError("m")) == {A}
+    assert (rig.buried, call.was_sent) == ([A], True)
+
+
+async def test_what_died_with_two_replicas_is_not_sent_to_a_third(rig: Rig) -> None:
+    """C-25: nor is the next one like it."""
+    call = rig.call()
+    await rig.settle(call, ReplicaDiedError("m"), A)
+    with pytest.raises(QuarantinedError) as raised:
+        await rig.settle(call, ReplicaDiedError("m"), B)
+    assert raised.value.retry_after_s == 600
+    with pytest.raises(QuarantinedError):
+        rig.call()
+    assert rig.quarantine.refused == 2
+
+
+async def test_suspects_go_to_different_replicas_as_long_as_there_are_any(rig: Rig) -> None:
+    calls = [rig.call() for _ in range(4)]
+    for number, call in enumerate(calls):
+        tried = await rig.settle(call, ReplicaDiedError("m"), A, b"body %d" % number, 100)
+        free = [each for each in (B, C, D) if each not in tried] or [B]
+        rig.recovery.began(call, free[0])
+    assert [call.suspect_on for call in calls] == [B, C, D, B]
+    for call in calls:
+        rig.recovery.ended(call)
+        rig.recovery.ended(call)
+    assert await rig.settle(rig.call(), ReplicaDiedError("m"), A, b"last") == {A}
+
+
+async def test_where_a_replica_was_lost_a_request_waits_for_its_turn(rig: Rig) -> None:
+    claims = [rig.budget.take(10, 0.0, is_lost=True) for _ in range(3)]
+    with pytest.raises(ReplicaUnreachableError):
+        await rig.settle(rig.call(), ReplicaUnreachableError("m"))
+    assert 9.9 <= rig.now_s <= 10.1
+    assert claims[0] is not None
+    claims[0].end()
+    await rig.settle(rig.call(), ReplicaUnreachableError("m"))
+    assert rig.budget.in_progress == 3
+
+
+async def test_after_an_answer_nobody_waits_for_the_budget(rig: Rig) -> None:
+    for _ in range(3):
+        assert rig.budget.take(10, 0.0, is_lost=True) is not None
+    with pytest.raises(ReplicaBusyError):
+        await rig.settle(rig.call(), ReplicaBusyError(503, None))
+    assert rig.waits == 0
+
+
+async def test_a_claim_ends_with_the_attempt_it_was_for(rig: Rig) -> None:
+    call = rig.call()
+    await rig.settle(call, ReplicaUnreachableError("m"))
+    assert rig.budget.in_progress == 1
+    await rig.settle(call, ReplicaUnreachableError("m"), B)
+    assert rig.budget.in_progress == 1
+    with pytest.raises(ReplicaUnreachableError):
+        await rig.settle(call, ReplicaUnreachableError("m"), C)
+    assert rig.budget.in_progress == 0
+
+
+async def test_no_try_begins_after_the_deadline_and_none_lasts_beyond_it(rig: Rig) -> None:
+    call = rig.call()
+    assert rig.recovery.first_byte_timeout_s(call, 300.0) is None
+    rig.now_s = 300.0
+    await rig.settle(call, ReplicaTimeoutError("m"))
+    assert rig.recovery.first_byte_timeout_s(call, 300.0) == 30.0
+    assert rig.recovery.first_byte_timeout_s(call, 20.0) is None
+    late = rig.call()
+    rig.now_s = 631.0
+    with pytest.raises(ReplicaUnreachableError):
+        await rig.settle(late, ReplicaUnreachableError("m"))
+
+
+async def test_a_router_without_descriptors_blames_nobody(rig: Rig) -> None:
+    with pytest.raises(NoDescriptorError):
+        await rig.settle(rig.call(), NoDescriptorError("m"))
+    assert (rig.buried, rig.doubted, rig.quarantine.marked) == ([], [], {})
+
+
+async def test_an_answer_cut_short_by_a_death_makes_a_suspect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(monkeypatch, RetrySettings())
+    monkeypatch.undo()
+    rig.dead = {A, B}
+    for replica in (A, B):
+        call = rig.call()
+        call.relayed = answer(outcome="failed", reason="truncated")
+        rig.recovery.answered(call, BODY, MEMBERS[replica])
+        for task in list(rig.recovery._examinations):
+            await task
+    with pytest.raises(QuarantinedError):
+        rig.call()
+    assert rig.buried == [A, B]
