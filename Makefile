@@ -8,8 +8,8 @@ DEV := $(VENV)/.dev
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-data test-kill test-page test-slowhttp test-varnish test-timing test-flood test-vllm \
-  test-vllm-long test-reference test-engine soak \
+.PHONY: help setup demo check format test test-data test-kill test-drain test-page test-slowhttp test-varnish test-timing test-flood test-vllm \
+  test-vllm-long test-reference test-engine test-schemathesis fuzz soak \
   gpu-check grid audit-timing bench-live bench bench-router bench-history bench-prompt bench-engine bench-tiers bench-transfer \
   bench-publish bench-quick bench-peers bench-native lock clean
 
@@ -79,6 +79,9 @@ test-varnish: $(DEV) ## The scripts of tests/varnish: varnishtest as client and 
 test-state: $(DEV) ## Eight routers, two primaries, a million blocks, clocks apart (WARMROUTE_FAKETIME=/path/to/libfaketime.so.1)
 	@$(BIN)/python -m pytest -m heavy tests/contract tests/e2e/test_state_herd.py
 
+test-drain: $(DEV) ## Ten restarts of one of two routers under load
+	@$(BIN)/python -m pytest -m heavy tests/e2e/test_drain.py
+
 test-timing: $(DEV) ## Whether the time of a refusal tells of a key
 	@$(BIN)/python -m pytest -m heavy -rP tests/unit/test_gate_timing.py
 
@@ -96,6 +99,25 @@ test-reference: $(DEV) ## The worker's logits beside transformers' (WARMROUTE_VL
 
 test-engine: $(DEV) ## The worker's torch runner (WARMROUTE_ENGINE=/path/to/environment with torch; slow)
 	@$(BIN)/python -m pytest -m heavy tests/engine
+
+test-schemathesis: $(DEV) build/schemathesis/.installed ## schemathesis against a router and a worker, by /openapi.json (SCHEMA="--examples 300")
+	@PYTHONPATH=.:tests $(BIN)/python -m support.schema_run --schemathesis build/schemathesis/bin/st $(SCHEMA)
+
+build/schemathesis/.installed:
+	@echo "installing schemathesis into build/schemathesis"
+	@$(PYTHON) -m venv build/schemathesis
+	@build/schemathesis/bin/pip --disable-pip-version-check --quiet install 'schemathesis>=4,<5'
+	@touch $@
+
+fuzz: build/fuzz/.installed ## Fuzz what reads foreign bytes, by coverage (FUZZ="--seconds 60 --target sse"; CPython with an atheris wheel)
+	@PYTHONPATH=.:tests build/fuzz/bin/python -m support.fuzz $(FUZZ)
+
+build/fuzz/.installed: requirements/runtime.lock
+	@echo "installing atheris into build/fuzz"
+	@$(PYTHON) -m venv build/fuzz
+	@build/fuzz/bin/pip --disable-pip-version-check --quiet install --require-hashes -r requirements/runtime.lock
+	@build/fuzz/bin/pip --disable-pip-version-check --quiet install --only-binary :all: 'atheris>=3,<4'
+	@touch $@
 
 soak: $(DEV) ## A million operations on the worker's pages (SOAK="--seed 7 --operations 1000000")
 	@PYTHONPATH=.:tests $(BIN)/python -m support.soak $(SOAK)

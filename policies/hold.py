@@ -87,6 +87,7 @@ class _Entry(Struct):
 
     what: str
     priority: int
+    lane: str
 
 
 class HoldQueue(Generic[Item]):
@@ -102,6 +103,7 @@ class HoldQueue(Generic[Item]):
         self._classes: tuple[FairQueue[Item], ...] = tuple(FairQueue() for _ in range(CLASSES))
         self._entries: OrderedDict[Item, _Entry] = OrderedDict()
         self._due: OrderedHeap[Item] = OrderedHeap()
+        self._lanes: dict[tuple[int, str], int] = {}
         self._waiting: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -150,11 +152,12 @@ class HoldQueue(Generic[Item]):
         what, wait_s = awaited, settings.max_wait_s
         if isinstance(what, Blocked):
             what, wait_s = what.what, self._place_wait_s
-        self._entries[item] = _Entry(what, priority)
+        lane = tenant if settings.is_fair else ""
+        self._entries[item] = _Entry(what, priority, lane)
+        self._lanes[priority, lane] = self._lanes.get((priority, lane), 0) + 1
         self._due.put(item, (now_s + wait_s,))
         self._waiting[what] = self._waiting.get(what, 0) + 1
         key = work_ms / 1000.0 + settings.ageing * now_s
-        lane = tenant if settings.is_fair else ""
         self._classes[priority].add(item, key, lane, uncached_tokens)
 
     def charge(self, tenant: str, uncached_tokens: int, priority: int = NORMAL) -> None:
@@ -176,13 +179,30 @@ class HoldQueue(Generic[Item]):
         first = self._due.first()
         return self._due.key_of(first)[0] if first is not None else None
 
-    def last_below(self, priority: int) -> Item | None:
-        """Return who came last in the lowest class after ``priority``; None where that is empty."""
-        lowest = max((n for n in range(CLASSES) if len(self._classes[n])), default=0)
-        if lowest <= priority:
+    def giving_way(self, priority: int, tenant: str) -> Item | None:
+        """Return who gives way to a newcomer where no more may wait; None for nobody.
+
+        The last one of the lowest class after ``priority``. Else the last one of that tenant of the
+        same class which has most waiting, if that is more than the newcomer's would have.
+        """
+        if not self._lanes:
             return None
-        entries = reversed(self._entries.items())
-        return next(item for item, entry in entries if entry.priority == lowest)
+        lane = tenant if self._settings.is_fair else ""
+        lowest = max(each for each, _ in self._lanes)
+        if lowest < priority:
+            return None
+        longest: str | None = None
+        if lowest == priority:
+            waiting, longest = max(
+                (count, name) for (each, name), count in self._lanes.items() if each == priority
+            )
+            if waiting <= self._lanes.get((priority, lane), 0) + 1:
+                return None
+        return next(
+            item
+            for item, entry in reversed(self._entries.items())
+            if entry.priority == lowest and longest in {None, entry.lane}
+        )
 
     def wake(
         self,
@@ -229,9 +249,8 @@ class HoldQueue(Generic[Item]):
         entry = self._entries.pop(item, None)
         if entry is None:
             return False
-        self._due.discard(item)
         self._classes[entry.priority].discard(item)
-        self._no_longer(entry.what)
+        self._forget(item, entry)
         return True
 
     def _look(
@@ -259,10 +278,17 @@ class HoldQueue(Generic[Item]):
 
     def _send(self, item: Item, end: HoldEnd, send: Callable[[Item, HoldEnd], None]) -> None:
         entry = self._entries.pop(item)
-        self._due.discard(item)
         self._classes[entry.priority].send(item)
-        self._no_longer(entry.what)
+        self._forget(item, entry)
         send(item, end)
+
+    def _forget(self, item: Item, entry: _Entry) -> None:
+        self._due.discard(item)
+        self._no_longer(entry.what)
+        key = (entry.priority, entry.lane)
+        self._lanes[key] -= 1
+        if not self._lanes[key]:
+            del self._lanes[key]
 
     def _no_longer(self, what: str) -> None:
         self._waiting[what] -= 1

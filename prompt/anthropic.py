@@ -60,7 +60,9 @@ class _OutputConfig(Struct):
     effort: str | None = None
 
 
-class _MessagesHead(Head, kw_only=True):
+class MessagesHead(Head, kw_only=True):
+    """What is decoded of a request at once."""
+
     messages: Raw
     system: Raw = _NO_VALUE
     tools: Raw = _NO_VALUE
@@ -70,7 +72,7 @@ class _MessagesHead(Head, kw_only=True):
 
 
 _MESSAGES_KEY: Final = OneKey("messages")
-_head_decoder: Final = msgspec.json.Decoder(_MessagesHead)
+_head_decoder: Final = msgspec.json.Decoder(MessagesHead)
 _messages_decoder: Final = msgspec.json.Decoder(list[_Message])
 _system_decoder: Final = msgspec.json.Decoder(str | list[_Block] | None)
 _tools_decoder: Final = msgspec.json.Decoder(list[_Tool] | None)
@@ -103,7 +105,7 @@ def decode_messages(body: bytes) -> ChatCall:
     )
 
 
-def _options_of(head: _MessagesHead) -> dict[str, Any]:
+def _options_of(head: MessagesHead) -> dict[str, Any]:
     if head.thinking is not None and head.thinking.type == "disabled":
         refuse_conversion("thinking switched off")
     kwargs = decoded_part(_object_decoder, head.chat_template_kwargs, "chat_template_kwargs") or {}
@@ -114,7 +116,7 @@ def _options_of(head: _MessagesHead) -> dict[str, Any]:
     return options
 
 
-def _tools_of(head: _MessagesHead) -> list[Message] | None:
+def _tools_of(head: MessagesHead) -> list[Message] | None:
     name = "tools"
     try:
         tools = decoded_part(_tools_decoder, head.tools, name)
@@ -135,7 +137,7 @@ def _tools_of(head: _MessagesHead) -> list[Message] | None:
     return converted
 
 
-def _messages_of(head: _MessagesHead) -> list[Message]:
+def _messages_of(head: MessagesHead) -> list[Message]:
     name = "messages"
     blocks = decoded_part(_messages_decoder, head.messages, name)
     if not blocks:

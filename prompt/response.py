@@ -29,7 +29,9 @@ _NO_VALUE: Final = Raw(b"null")
 Item = dict[str, Any]
 
 
-class _ResponseHead(Head, kw_only=True):
+class ResponseHead(Head, kw_only=True):
+    """What is decoded of a request at once."""
+
     input: Raw
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -43,7 +45,7 @@ class _ResponseHead(Head, kw_only=True):
 
 
 _INPUT_KEY: Final = OneKey("input")
-_head_decoder: Final = msgspec.json.Decoder(_ResponseHead)
+_head_decoder: Final = msgspec.json.Decoder(ResponseHead)
 _input_decoder: Final = msgspec.json.Decoder(str | list[dict[str, Any]])
 _objects_decoder: Final = msgspec.json.Decoder(list[dict[str, Any]] | None)
 _object_decoder: Final = msgspec.json.Decoder(dict[str, Any] | None)
@@ -76,7 +78,7 @@ def decode_response(body: bytes) -> ChatCall:
     )
 
 
-def _refuse_held_state(head: _ResponseHead) -> None:
+def _refuse_held_state(head: ResponseHead) -> None:
     is_held = head.previous_response_id is not None or head.truncation not in (None, "disabled")
     raw = (head.previous_input_messages, head.prompt)
     # A truncation of null counts as one that is asked for.
@@ -84,7 +86,7 @@ def _refuse_held_state(head: _ResponseHead) -> None:
         raise UnroutablePromptError(Unroutable.REWRITTEN)
 
 
-def _options_of(head: _ResponseHead) -> dict[str, Any]:
+def _options_of(head: ResponseHead) -> dict[str, Any]:
     kwargs = decoded_part(_object_decoder, head.chat_template_kwargs, "chat_template_kwargs") or {}
     check_depth(kwargs, "chat_template_kwargs")
     reasoning = decoded_part(_object_decoder, head.reasoning, "reasoning") or {}
@@ -95,7 +97,7 @@ def _options_of(head: _ResponseHead) -> dict[str, Any]:
     return options
 
 
-def _tools_of(head: _ResponseHead) -> list[Item] | None:
+def _tools_of(head: ResponseHead) -> list[Item] | None:
     tools = decoded_part(_objects_decoder, head.tools, "tools")
     check_depth(tools, "tools")
     if any(tool.get("type") != "function" for tool in tools or ()):
@@ -106,7 +108,7 @@ def _tools_of(head: _ResponseHead) -> list[Item] | None:
     ] or None
 
 
-def _messages_of(head: _ResponseHead) -> list[Item]:
+def _messages_of(head: ResponseHead) -> list[Item]:
     name = "input"
     items = decoded_part(_input_decoder, head.input, name)
     check_depth(items, name)

@@ -73,6 +73,8 @@ class Admission:
         self._cap_per_replica = settings.max_inflight_per_replica
         self.rates: Rates | None = None
         self.sheds = Sheds()
+        self.gives_way: Callable[[int, str], bool] = lambda *_: False
+        """Whether one who waits would give way to a newcomer of such a class and tenant."""
         self.has_replica_limits = self._cap_per_replica is not None or parts.limits is not None
         self.pending = settings.pending
         self.queue_timeout_s = settings.queue_timeout_s
@@ -93,11 +95,7 @@ class Admission:
         if self._parts.overload.rung:
             self._refuse_overload(request, priority)
         if open_requests > self.most_open:
-            if not self.pending:
-                message = f"{self.cap} requests are in flight"
-                raise InflightCapError(message)
-            message = f"{self.cap} requests are in flight and {self.pending} wait"
-            raise QueueFullError(message)
+            self._refuse_full(call, open_requests)
         if self.rates is not None and call.tenant is not None:
             call.rate = self.rates.enter(call.tenant.name)
 
@@ -111,6 +109,17 @@ class Admission:
         if priority is Priority.LOW:
             message = "the router is overloaded; requests of low priority are refused"
             raise LowPriorityShedError(message)
+
+    def _refuse_full(self, call: Call, open_requests: int) -> None:
+        """Refuse a request, unless one who waits would give way to it."""
+        if not self.pending:
+            message = f"{self.cap} requests are in flight"
+            raise InflightCapError(message)
+        tenant = "" if call.tenant is None else call.tenant.name
+        is_bounded = open_requests <= self.most_open + self.pending
+        if not (is_bounded and self.gives_way(call.priority.rank, tenant)):
+            message = f"{self.cap} requests are in flight and {self.pending} wait"
+            raise QueueFullError(message)
 
     # Places.
 

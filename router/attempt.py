@@ -81,10 +81,7 @@ class Attempts:
                 output_tokens=output_tokens,
                 now_s=self._parts.clock(),
             )
-            if choice.limits is not None and _had_no_room(reason, call.relayed):
-                choice.limits.dropped(choice.member.replica, self._parts.clock())
-            if self._parts.hold is not None:
-                self._parts.hold.wake()
+            self._give_way(choice, reason, call.relayed)
             call.ttft_s = ttft_s
             call.choices.append(choice)
             call.attempts.append(
@@ -97,6 +94,13 @@ class Attempts:
                     promised_tokens(call.routed, choice.member.replica),
                 )
             )
+
+    def _give_way(self, choice: Choice, reason: str | None, relayed: Relayed | None) -> None:
+        """Let others have the place that is free now, on a replica that may have less room."""
+        if choice.limits is not None and _had_no_room(reason, relayed):
+            choice.limits.dropped(choice.member.replica, self._parts.clock())
+        if self._parts.hold is not None:
+            self._parts.hold.wake()
 
     def _outbound(self, request: Request, body: bytes, call: Call, choice: Choice) -> RelayRequest:
         """Return what goes to the replica; a busy one is passed over once, if there are others.

@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 PRESSURE_S: Final = 1
 """How long a busy replica is left alone that does not say for how long it is."""
 PRESSURE_MOST_S: Final = 60
+TELL_EVERY_S: Final = 60.0
+"""Back-pressure comes and goes by the second: so often it is logged of one replica."""
 LATE_S: Final = 1.0
 """A connection that was not made in time counts only where this process kept the time itself."""
 ANY_MODEL: Final = ""
@@ -98,12 +100,15 @@ class Availability:
         self._ramp = Ramp(ramp_s)
         self._reachable = _Reachable(health)
         self._pressed: dict[ReplicaId, float] = {}
+        self._told_s: dict[ReplicaId, float] = {}
         self._causes: dict[ReplicaId, str] = {}
         self._was_up: dict[ReplicaId, bool] = {}
         self._ever_up: set[ReplicaId] = set()
         self._since_s = clock()
         self._ramp_s = ramp_s
         self.ejections: Counter[str] = Counter()
+        self.panics = 0
+        """How often a model came to be short of replicas."""
         self.is_calm = True
         """Nothing is held against anybody, and all are up."""
 
@@ -171,7 +176,8 @@ class Availability:
         elif verdict is Verdict.PRESSURE:
             self.is_calm = False
             wait_s = PRESSURE_S if retry_after_s is None else retry_after_s
-            if replica not in self._pressed:
+            if self._told_s.get(replica, now_s) <= now_s:
+                self._told_s[replica] = now_s + TELL_EVERY_S
                 _log.info("replica %s has no room: back-pressure for %d s", replica, wait_s)
             self._pressed[replica] = now_s + min(PRESSURE_MOST_S, max(PRESSURE_S, wait_s))
 
@@ -229,6 +235,7 @@ class Availability:
         """Drop a replica that left."""
         self._ejection.forget(replica)
         self._pressed.pop(replica, None)
+        self._told_s.pop(replica, None)
         self._ramp.since_s.pop(replica, None)
         self._was_up.pop(replica, None)
         self._causes.pop(replica, None)
@@ -263,14 +270,18 @@ class Availability:
             held = sum(map(self._ejection.is_held, up))
             counts[model] = Count(len(group), len(up), len(up) - held)
         for model, has_begun in self._panic.look(counts, now_s):
-            shown, count = model or "all models", counts.get(model)
-            if has_begun and count is not None:
+            if model == ANY_MODEL:
+                continue
+            if has_begun:
+                self.panics += 1
                 _log.warning(
                     "panic: %d of %d replicas of %s are available: all that answer are used",
-                    count.available, count.all, shown,
-                )  # fmt: skip
+                    counts[model].available,
+                    counts[model].all,
+                    model,
+                )
             else:
-                _log.info("the panic of %s is over", shown)
+                _log.info("the panic of %s is over", model)
 
     def _turn(self, replica: ReplicaId, turn: Turn, cause: Cause | None, for_s: float) -> None:
         if turn is Turn.EJECTED and cause is not None:
@@ -289,12 +300,7 @@ class Availability:
     @property
     def short_models(self) -> Sequence[str]:
         """The models that are in panic now."""
-        return tuple(self._panic.models)
-
-    @property
-    def panics(self) -> int:
-        """How often a model entered panic."""
-        return self._panic.entered
+        return tuple(model for model in self._panic.models if model != ANY_MODEL)
 
     def standing(self, replica: ReplicaId) -> StandingView:
         """Return what ``replica`` is now; the worst of what it is."""

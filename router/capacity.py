@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct, structs
 
 from router.config import LimitSettings
+from router.server import SHED_MOST
 from router.upstream import NO_DESCRIPTOR
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ RESERVED: Final = 48
 """Open files that are no connection of a client or an operator."""
 OPERATORS_LEAST: Final = 8
 OPERATORS_SHARE: Final = 16
-"""One in so many open files may be an operator's connection, and one a client's that is shed."""
+"""One in so many open files may be an operator's connection, and one, or ``SHED_MOST`` of them, a
+client's that is told that there are too many."""
 UNLIMITED: Final = 1 << 20
 TELL_EVERY_S: Final = 10.0
 
@@ -65,7 +67,7 @@ def open_files_most() -> int:
 def capacity_of(limits: LimitSettings, open_files: int) -> Capacity:
     """Return the limits with as many connections as fit."""
     operators = max(OPERATORS_LEAST, open_files // OPERATORS_SHARE)
-    shed = open_files // OPERATORS_SHARE
+    shed = min(SHED_MOST, open_files // OPERATORS_SHARE)
     clients = max(1, (open_files - RESERVED - operators - shed) // 2)
     if clients < limits.connections:
         _log.info(

@@ -97,6 +97,8 @@ class Entrance(Collector):
         rates = Rates(config.tenants, parts.clock, parts.routers)
         self.admission.rates = rates or None
         self.hold = self._build_hold()
+        if self.hold is not None:
+            self.admission.gives_way = self.hold.gives_way
         registry = parts.metrics.registry
         registry.register(self)
         registry.register(self.admission.sheds.counts)

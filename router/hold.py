@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from policies.hold import NORMAL, SCANNED, Blocked, HoldEnd, HoldQueue
 from policies.prefill import PrefillCost
-from router.shed import DrainingError, QueueFullError, QueueTimeoutError
+from router.shed import DrainingError, InflightCapError, QueueFullError, QueueTimeoutError
 from state.lease import Outcome
 
 if TYPE_CHECKING:
@@ -123,16 +123,16 @@ class Hold:
         blocked = self._blocked_behind_others(routed) or self._blocked(routed)
         if blocked is None and not self._may_hold(routed):
             return choose(None), 0.0
+        tenant, queue = self._tenant_of(routed), self._queue
+        if blocked is not None:
+            self._make_room(priority, tenant)
         decision = peek()
         if blocked is None and (decision is None or decision.predicted_wait_ms is None):
             return choose(decision), 0.0
         cached_tokens = decision.predicted_cached_tokens if decision is not None else 0
         uncached_tokens = max(0, routed.prompt_tokens - cached_tokens)
-        tenant, queue = self._tenant_of(routed), self._queue
         is_to_wait = blocked is not None or (decision is not None and queue.takes(decision))
-        if blocked is not None:
-            self._make_room(priority)
-        elif not is_to_wait or queue.is_full:
+        if blocked is None and (not is_to_wait or queue.is_full):
             queue.charge(tenant, uncached_tokens, priority)
             if is_to_wait:
                 self._note(HoldEnd.BYPASSED, 0.0)
@@ -180,12 +180,19 @@ class Hold:
         awaited = self._places.awaited(routed)
         return next((Blocked(what) for what in awaited if self._queue.is_waited_for(what)), None)
 
-    def _make_room(self, priority: int) -> None:
-        """Let one of the lowest class go without being served, or raise QueueFullError."""
+    def gives_way(self, priority: int, tenant: str) -> bool:
+        """Return whether one who waits would give way to such a newcomer, were there no room."""
+        return self._queue.giving_way(priority, tenant) is not None
+
+    def _make_room(self, priority: int, tenant: str) -> None:
+        """Let who gives way go without being served, if nobody more may wait; or raise."""
         queue = self._queue
         if self._places is None or len(queue) < self._places.pending:
             return
-        last = queue.last_below(priority)
+        if not self._places.pending:
+            message = "all places are taken, and requests do not wait here"
+            raise InflightCapError(message)
+        last = queue.giving_way(priority, tenant)
         error = QueueFullError(f"{len(queue)} requests wait for a place already")
         if last is None:
             raise error

@@ -29,7 +29,6 @@ class Panic:
         self._leave_s = leave_s
         self.models: dict[str, float | None] = {}
         """Since when there has been enough again; None while there is not."""
-        self.entered = 0
 
     def look(self, counts: Mapping[str, Count], now_s: float) -> list[tuple[str, bool]]:
         """Return which models entered (True) or left since the last look."""
@@ -38,7 +37,6 @@ class Panic:
             is_short = count.up > 0 and count.available < self._fraction * count.all
             if is_short:
                 if model not in self.models:
-                    self.entered += 1
                     turns.append((model, True))
                 self.models[model] = None
             elif model in self.models:

@@ -28,6 +28,7 @@ from router.epoch import open_scopes
 from router.gate import load_secret
 from router.lifecycle import Lifecycle
 from router.listener import Listener
+from router.openapi import with_document
 from router.state_reader import enter_reader
 from router.tls import listener_contexts, watch_tls
 from router.upkeep import supervise
@@ -155,12 +156,13 @@ async def _serve_until_told(
             background.append(tasks.create_task(run, name="TLS"))
             loop.add_signal_handler(signal.SIGHUP, app.tls.reload)
         routes = client_routes(app.proxy, app.admin, app.config.paths)
+        if app.gate is not None:
+            routes = app.gate.guarded(routes)
         capacity = capacity_of(app.config.limits, open_files_most())
-        await clients.start(
-            routes if app.gate is None else app.gate.guarded(routes), capacity.clients
-        )
+        await clients.start(with_document(routes, "warmroute"), capacity.clients)
         if operators is not None:
-            await operators.start(app.operator_routes(), capacity.operators)
+            routes = with_document(app.operator_routes(), "warmroute, for operators")
+            await operators.start(routes, capacity.operators)
         # What lives as long as the process is not looked at again by every collection.
         gc.collect()
         gc.freeze()

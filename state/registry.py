@@ -3,7 +3,9 @@
 A record that is missing can mean two things. When the index still knows the name, the heartbeats
 lapsed or the replica was deregistered: it is gone. When the index does not know it either, or the
 store refuses heartbeats, or has just come back from an outage without any, it has forgotten:
-the replica stays for a grace period, in which its sidecar registers again if it lives.
+the replica stays for a grace period, in which its sidecar registers again if it lives. For as long
+after an outage as a record lives, one that was there and lapses is none of a dead sidecar's either:
+its heartbeats of before the outage kept it, and routers may be back earlier than sidecars.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from state.model import Generation, ReplicaId, ReplicaLoad, ReplicaRecord
+    from state.timing import StoreTiming
 
 Row = tuple[bytes | None, bytes | None]
 """What the store has of an indexed replica: record value and load value."""
@@ -37,9 +40,11 @@ class _Known:
 class Registry:
     """The replicas of the last round and those in their grace period; no I/O."""
 
-    def __init__(self, *, grace_s: float, load_ttl_s: float) -> None:
+    def __init__(self, grace_s: float, timing: StoreTiming) -> None:
         self._grace_s = grace_s
-        self._load_ttl_s = load_ttl_s
+        self._record_ttl_s = timing.record_ttl_s
+        self._outage_s = float("-inf")
+        self._load_ttl_s = timing.load_ttl_s
         self._known: dict[ReplicaId, _Known] = {}
         self._view: Mapping[ReplicaId, ReplicaState] = MappingProxyType({})
         self.version = 0
@@ -60,6 +65,7 @@ class Registry:
 
         ``anew``: also where it has begun, since the store still takes no heartbeats.
         """
+        self._outage_s = now_s
         for known in self._known.values():
             if anew or known.doubted_until_s is None:
                 known.doubted_until_s = now_s + self._grace_s
@@ -110,7 +116,7 @@ class Registry:
         """
         known = self._known[replica]
         if known.doubted_until_s is None:
-            if not is_indexed:
+            if not is_indexed or now_s - self._outage_s <= self._record_ttl_s:
                 known.doubted_until_s = now_s + self._grace_s
             elif known.is_missed:
                 self._remove(replica)

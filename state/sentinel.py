@@ -199,7 +199,7 @@ class SentinelClient:
             role = await server.execute_command("ROLE")  # type: ignore[no-untyped-call]
         except NoPermissionError:  # then READONLY has to tell
             return
-        if False:
+        if not (isinstance(role, list) and role and role[0] == _PRIMARY):
             message = f"{address} is no primary (any more)"
             raise ReadOnlyError(message)
 

@@ -21,11 +21,12 @@ from router.config import (
     load_config,
 )
 from router.process import Served, serve
+from state.tls import ClientTls
 from warmroute.attend import Attendant
 from warmroute.cli import UsageError
 from warmroute.environment import ENGINE_KEY_VARIABLE, REDIS_VARIABLE
 from warmroute.process import add_process_flags, run_loop, set_up_logging
-from warmroute.tls_option import tls_environment
+from warmroute.tls_option import tls_environment, told_tls
 
 if TYPE_CHECKING:
     import argparse
@@ -45,7 +46,8 @@ examples:
   # everything from one file (examples/warmroute.yaml is annotated)
   warmroute serve --config warmroute.yaml
 
-ADDRESS is HOST:PORT, [::1]:8080 with IPv6, or unix:/path. TLS is in the file (docs/tls.md).
+ADDRESS is HOST:PORT, [::1]:8080 with IPv6, or unix:/path. TLS of listeners is in the file; the
+variable WARMROUTE_TLS_CA names the authority of replicas at https:// (docs/tls.md).
 Replicas with a sidecar (warmroute sidecar) register themselves through Redis. Without --redis a
 private Valkey server runs as long as the router does. Flags win over the file, and the variable
 WARMROUTE_REDIS (for URLs with a password) over --redis. WARMROUTE_ENGINE_API_KEY holds the key that
@@ -95,7 +97,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def merge(
-    options: argparse.Namespace, redis_from_environment: str | None, engine_key: str | None = None
+    options: argparse.Namespace,
+    redis_from_environment: str | None,
+    engine_key: str | None = None,
+    tls: ClientTls = ClientTls(),  # noqa: B008 - frozen
 ) -> Config:
     """Return the configuration of file, flags and environment; raises ConfigError."""
     config = load_config(Path(options.config)) if options.config else Config()
@@ -120,6 +125,8 @@ def merge(
         raw["state"]["redis"] = redis
     if engine_key:
         raw["upstream"]["api_key"] = engine_key
+    if config.upstream.tls == ClientTls():
+        raw["upstream"]["tls"] = msgspec.to_builtins(tls)
     return decode_config(raw)
 
 
@@ -140,7 +147,12 @@ def run(options: argparse.Namespace) -> int:
     """Run the router until it is told to stop."""
     set_up_logging(options.log_level)
     try:
-        config = merge(options, os.environ.get(REDIS_VARIABLE), os.environ.get(ENGINE_KEY_VARIABLE))
+        config = merge(
+            options,
+            os.environ.get(REDIS_VARIABLE),
+            os.environ.get(ENGINE_KEY_VARIABLE),
+            told_tls(),
+        )
         beside = partial(attending, config, options.log_level) if config.attend_sidecars else None
         run_loop(serve(config, announce, beside), options.loop)
     except ConfigError as error:

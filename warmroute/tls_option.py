@@ -32,7 +32,9 @@ def told_tls(environment: Mapping[str, str] = os.environ) -> ClientTls:
 
 
 def tls_environment(settings: ClientTls) -> dict[str, str]:
-    """Return the environment that says ``settings``, for a child."""
+    """Return the environment that says ``settings`` to a child; nothing where they say nothing."""
+    if settings == ClientTls():
+        return {}
     told = {variable: getattr(settings, name) or "" for name, variable in _FIELDS.items()}
     return {**told, INSECURE_VARIABLE: "1" if settings.insecure else ""}
 

@@ -4,7 +4,7 @@ import { Charts } from "./charts.js";
 import { Decisions } from "./decisions.js";
 import { byId, setText } from "./dom.js";
 import { Fleet } from "./fleet.js";
-import { alertsOf, Panels } from "./panels.js";
+import { Panels } from "./panels.js";
 import { showPolicy } from "./policy.js";
 import { Stream } from "./stream.js";
 
@@ -24,7 +24,7 @@ function show() {
   fleet.show(snapshot);
   decisions.show(snapshot);
   charts.show();
-  tell(alertsOf(snapshot).map((one) => one.title));
+  tell(panels.attention.map((one) => one.title));
 }
 
 // What is said aloud: changes only, and not more often than every few seconds.

@@ -117,7 +117,7 @@ class Chart {
         y: { range: (_, __, high) => [0, most ?? (Math.max(floor ?? 0, (high ?? 0) * 1.08) || 1)] },
       },
       axes: [
-        { ...axis, size: 22, gap: 4, space: 70, values: (_, ticks) => ticks.map((at) => (span(this.range) > 300 ? minute(at) : clock(at))) },
+        { ...axis, size: 22, gap: 4, space: 70, values: (_, ticks) => ticks.map((at) => this.#when(at)) },
         { ...axis, size: 54, gap: 4, space: 28, values: (_, ticks) => ticks.map((value) => format(value).replace(/\.0+(?= |$)/, "")) },
       ],
       series: [
@@ -133,6 +133,14 @@ class Chart {
     };
   }
 
+  /** The time at a tick; none where it would be cut off at the edge. */
+  #when(at) {
+    const [from, to] = this.range;
+    const isAtEdge = (to - at) / (to - from) < 0.06 || (at - from) / (to - from) < 0.02;
+    if (isAtEdge) return "";
+    return to - from > 300 ? minute(at) : clock(at);
+  }
+
   #legend() {
     const length = this.data[0].length;
     const at = this.at ?? length - 1;
@@ -145,8 +153,6 @@ class Chart {
     else if (width && width !== this.plot.width) this.plot.setSize({ width, height: HEIGHT });
   }
 }
-
-const span = ([from, to]) => to - from;
 
 export class Charts {
   constructor() {

@@ -7,18 +7,26 @@ import { Table } from "./table.js";
 
 const SLOW_LOOP_S = 0.25;
 const STALE_S = 2;
+const LASTS_MS = 10_000;
 const NAMED = 4;
 
 const TILES = [
   ["Requests", (s) => [`${rate(s.last.requests / Math.max(1, s.last.span_s))}/s`, `${count(s.open_requests)} open${s.held_requests ? `, ${count(s.held_requests)} held` : ""}`]],
-  ["TTFT p50", (s) => [time(s.last.ttft_p50_s), `p95 ${time(s.last.ttft_p95_s)}, p99 ${time(s.last.ttft_p99_s)}`]],
+  ["TTFT p50", (s) => [time(s.last.ttft_p50_s), `p95 ${time(s.last.ttft_p95_s)}`]],
   ["Token hits", (s) => [percent(s.last.measured_share), `predicted ${percent(s.last.predicted_share)}`]],
-  ["Request hits", (s) => [percent(s.last.hit_share), "found any of their prefix"]],
+  ["Request hits", (s) => [percent(s.last.hit_share), "had anything cached"]],
   ["Failed", (s) => [percent(share(s.last.failed, s.last.requests)), `${count(s.last.failed)} of ${count(s.last.requests)}, ${many(s.last.retries, "retry").replace("retrys", "retries")}`]],
   ["Shed", (s) => [percent(share(s.last.shed, s.last.requests)), `${count(s.last.shed)} without a place`]],
   ["Spills", (s) => [percent(share(s.last.spills, s.last.requests)), "left the warmest replica"]],
   ["Loop lag", (s) => [time(s.loop_lag_s), "event loop held"]],
 ];
+
+/** What the router stops doing when it is short of memory or time. */
+const OVERLOAD = {
+  shed_low: "Requests of low priority are refused.",
+  close: "Requests of low priority are refused, and every answer ends its connection.",
+  refuse: "All requests are refused.",
+};
 
 const share = (part, whole) => (whole ? part / whole : null);
 
@@ -30,6 +38,8 @@ export class Panels {
       byId("tiles").append(el("div", { class: "tile" }, el("span", { class: "name" }, name), value, note));
       return { read, value, note };
     });
+    this.attention = [];
+    this.held = new Map();
     this.alerts = new Keyed(byId("alerts"), makeAlert, updateAlert);
     this.findings = new Keyed(byId("diagnoses"), (one) => (one ? finding(one) : el("p", { class: "empty" }, "Nothing is wrong with predictions, as far as requests tell.")), () => {});
     this.hot = new Table(byId("hot-table"), {
@@ -65,11 +75,23 @@ export class Panels {
       setText(value, text);
       setText(note, small);
     }
-    this.alerts.show(alertsOf(snapshot).map((one) => [one.key, one]));
+    this.attention = this.#steady(alertsOf(snapshot));
+    this.alerts.show(this.attention.map((one) => [one.key, one]));
     this.hot.show(snapshot.hot_prefixes);
     this.tenants.show(snapshot.tenants);
     const found = snapshot.diagnoses.map((one) => [[one.replica, one.model, one.kind].join(), one]);
     this.findings.show(found.length ? found : [["none", null]]);
+  }
+
+  /** What comes and goes stays for a while: nothing jumps, and screen readers are not told twice. */
+  #steady(found) {
+    const now = performance.now();
+    const held = new Map(found.map((one) => [one.key, { one, untilMs: now + LASTS_MS }]));
+    for (const [key, kept] of this.held) {
+      if (!held.has(key) && kept.untilMs > now) held.set(key, kept);
+    }
+    this.held = held;
+    return [...held.values()].map(({ one }) => one);
   }
 }
 
@@ -79,7 +101,7 @@ function names(all) {
 }
 
 /** What needs attention, the worst first. */
-export function alertsOf({ replicas, router, last, loop_lag_s: lag, diagnoses, is_draining: isDraining, open_requests: open }) {
+function alertsOf({ replicas, router, last, loop_lag_s: lag, diagnoses, is_draining: isDraining, open_requests: open }) {
   const found = [];
   const add = (level, key, title, text) => found.push({ level, key, title, text });
   const down = replicas.filter((one) => one.state === "down").map((one) => one.replica);
@@ -94,7 +116,7 @@ export function alertsOf({ replicas, router, last, loop_lag_s: lag, diagnoses, i
   if (last.failed) add("warn", "failed", `${many(last.failed, "request")} failed`, `of ${count(last.requests)} in the last minute.`);
   if (last.shed) add("warn", "shed", `${many(last.shed, "request")} shed`, `of ${count(last.requests)} in the last minute: no place, or no replica.`);
   const rung = router.admission?.rung ?? "normal";
-  if (rung !== "normal") add("error", "load", "The router is overloaded", `It stopped taking all there is: ${rung.replaceAll("_", " ")}.`);
+  if (rung !== "normal") add(rung === "shed_low" ? "warn" : "error", "load", "The router is overloaded", OVERLOAD[rung] ?? rung);
   if (lag > SLOW_LOOP_S) add("warn", "lag", "The event loop is held", `for ${time(lag)}: every request waits for so long.`);
   for (const one of diagnoses) add("warn", `why ${one.replica} ${one.model} ${one.kind}`, `${one.replica}: ${noteText(one.kind)}`, one.finding);
   return found.slice(0, 8);

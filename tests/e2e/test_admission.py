@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from support.fleet import MODEL, until
+from support.fleet import MODEL, FleetPlan, LocalFleet, until
+from support.raw import RawClient
 from support.stage import ANSWER, Actor, Stage, chat_body, post_to, staged_router
 from support.tenancy import key_of, tenant, write_secret
+from support.tokenizer import write_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.raw import RawClient, Received, Reply, Talk
+    from support.raw import Received, Reply, Talk
 
 BODY = chat_body(stream=False)
 
@@ -157,8 +159,8 @@ async def test_tenants_take_turns_and_a_higher_priority_goes_first(tmp_path: Pat
             await sent(stage, from_tenant("victim", x_request_id=f"victim{number}"))
             for number in range(3)
         ]
-        humble = {"x_request_id": "humble", "x_warmroute_priority": "low"}
-        clients.append(await sent(stage, from_tenant("vip", **humble)))
+        humble = from_tenant("vip", x_request_id="humble", x_warmroute_priority="low")
+        clients.append(await sent(stage, humble))
         await held(stage, 16)
         clients.append(await sent(stage, from_tenant("vip", x_request_id="vip")))
         await held(stage, 17)
@@ -218,7 +220,7 @@ async def test_a_rate_is_told_in_headers_and_the_openai_sdk_waits_as_it_is_told(
 
 async def test_two_routers_share_a_rate(tmp_path: Path) -> None:
     tenants = [tenant("a", rate={"requests_per_min": 600, "burst_s": 1})]
-    config = {"tenants": tenants, "deployment_key_file": str(write_secret(tmp_path))}
+    config: Any = {"tenants": tenants, "deployment_key_file": str(write_secret(tmp_path))}
     async with staged_router(tmp_path, [Actor("r")], **config) as stage:
         fleet = stage.fleet
 
@@ -276,3 +278,36 @@ async def test_a_router_short_of_memory_sheds_what_matters_least(
         log = stage.fleet.router.child.log.read_text()
         assert log.count("router.overload: ") == 1
         assert f"rung {rung} after normal: memory " in log
+
+
+async def test_a_limit_is_learned_from_a_real_engine_and_nobody_is_lost_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """More at a time than the limit starts with; all are answered, and the limit is told."""
+    plan = FleetPlan(
+        replicas=1,
+        preset="llama-70b-fp8-2xh100",
+        speed_up=20.0,
+        tokenizer=write_tokenizer(tmp_path / "tokenizer"),
+        config={"admission": {"learned": True, "learning": {"initial": 4}}},
+    )
+    async with LocalFleet(tmp_path, plan) as fleet:
+
+        async def ask(number: int) -> int:
+            body = chat_body(f"{number} " + "quick brown foxes " * 200, max_tokens=4)
+            client = await RawClient.connect(fleet.router.port)
+            client.send(post_to(body))
+            reply = await client.reply()
+            await client.close()
+            return reply.status if reply.is_complete else 0
+
+        statuses = await asyncio.gather(*map(ask, range(60)))
+        assert statuses == [200] * 60
+        told = await fleet.get(f"{fleet.router.admin_url}/admin/router")
+        places = told["admission"]["replicas"]["w0"]
+        assert places["limit"] >= 4
+        assert places["slowness"] > 0
+        assert (told["admission"]["inflight"], told["admission"]["waiting"]) == (0, 0)
+        gauges = await fleet.gauges(fleet.router.admin_url)
+        assert gauges["warmroute_replica_limit"] == places["limit"]
+        assert gauges["warmroute_holds_total"] > 0

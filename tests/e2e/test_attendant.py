@@ -253,7 +253,7 @@ async def test_an_engine_that_wants_a_key_is_shown_it(
     looks: list[str | None] = []
     asked = EngineClient
 
-    def client_of(url: str, *, api_key: str | None = None) -> EngineClient:
+    def client_of(url: str, *, api_key: str | None = None, **_: object) -> EngineClient:
         looks.append(api_key)
         return asked(url, api_key=api_key)
 
@@ -314,18 +314,18 @@ async def test_a_directory_is_used_while_every_engine_agrees_with_it(
         tokenizers = LocalTokenizers(Config(), prompts)
         look = await look_of(engine.url)
         assert look.root == tokenizer
-        assert await tokenizers.consider(ReplicaId("a"), look, engine.url, None)
+        assert await tokenizers.consider(ReplicaId("a"), look, EngineClient(engine.url), None)
         assert tokenizers.directory(MODEL) == tokenizer
         assert prompts.digests() == {MODEL: load_codec(tokenizer).digest}
         other.statuses["/tokenize"] = 404
-        assert not await tokenizers.consider(ReplicaId("b"), look, other.url, None)
+        assert not await tokenizers.consider(ReplicaId("b"), look, EngineClient(other.url), None)
         assert tokenizers.directory(MODEL) == tokenizer  # it says nothing against it
         del other.statuses["/tokenize"]
-        await tokenizers.consider(ReplicaId("b"), look, other.url, None)
+        await tokenizers.consider(ReplicaId("b"), look, EngineClient(other.url), None)
         assert tokenizers.directory(MODEL) is None
         assert prompts.digests() == {}
         assert "not those of replica b" in caplog.text
-        await tokenizers.consider(ReplicaId("a"), look, engine.url, None)
+        await tokenizers.consider(ReplicaId("a"), look, EngineClient(engine.url), None)
         assert prompts.digests() == {}
         prompts.close()
 
@@ -365,6 +365,7 @@ async def test_who_said_where_tokens_come_from_is_obeyed(
     async with SglangEngine(tokenizer) as engine:
         prompts = PromptReader({}, load_codec(None))
         tokenizers = LocalTokenizers(msgspec.convert(config, Config), prompts)
-        await tokenizers.consider(ReplicaId("a"), await look_of(engine.url), engine.url, None)
+        client = EngineClient(engine.url)
+        await tokenizers.consider(ReplicaId("a"), await look_of(engine.url), client, None)
         assert prompts.digests() == {}
         prompts.close()

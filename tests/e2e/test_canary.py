@@ -257,7 +257,9 @@ async def test_no_canary_is_in_anything_that_a_router_writes(tmp_path: Path) -> 
     assert written.places_of(CANARY) == {}
     # The exceptions: the id of a request, and the name of a model that is served.
     places = written.places_of(REQUEST_ID)
-    assert places.keys() == {"answer headers", "/debug/decisions", "decisions.jsonl"}
+    assert places.keys() == {"answer headers", "/debug/decisions"}
+    assert b" WARNING " in written.parts["log"]
+    assert written.parts["decisions.jsonl"].count(b"\n") > len(PATHS)
     assert MODEL in written.parts["/debug/decisions"].decode()
 
 

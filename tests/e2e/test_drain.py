@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis.asyncio import Redis
@@ -114,7 +114,7 @@ async def test_what_does_not_end_in_the_grace_is_told_so_and_leaves_no_claims(
     """C-20: an error event and a cut; a 503 for who waits; the other router sees it at once."""
     streaming = Streaming()
     actors = [Actor("a", answer=streaming.answer)]
-    config = {
+    config: dict[str, Any] = {
         "drain": {"accept_s": 0.0, "grace_s": 0.5},
         "admission": {"max_inflight": 5},
     }
@@ -198,25 +198,27 @@ class Pair:
 
     async def run(self, number: int, is_over: asyncio.Event) -> None:
         while not is_over.is_set():
+            faults = []
             for turn in range(2):
-                if await self._ask(self.ports[(number + turn) % 2]):
+                fault = await self._ask(self.ports[(number + turn) % 2])
+                if not fault:
                     self.answered += 1
                     break
-                self.second_tries += 1
-            else:
-                message = "both routers failed on one request"
-                raise AssertionError(message)
+                faults.append(fault)
+            assert len(faults) < 2, faults
+            self.second_tries += len(faults)
             await asyncio.sleep(0.02)
 
-    async def _ask(self, port: int) -> bool:
+    async def _ask(self, port: int) -> str:
+        """Return what went wrong; nothing for a good answer."""
         try:
             client = await RawClient.connect(port)
             client.send(post_to(chat_body(stream=False)))
             reply = await client.reply()
             await client.close()
-        except (OSError, asyncio.IncompleteReadError):
-            return False
-        return reply.status == 200 and reply.is_complete
+        except (OSError, asyncio.IncompleteReadError) as error:
+            return repr(error)
+        return "" if reply.status == 200 and reply.is_complete else repr(reply)
 
 
 @pytest.mark.timeout(240)
@@ -227,14 +229,15 @@ async def test_one_of_two_routers_restarts_again_and_again_and_no_request_is_los
     """C-22: with a client that asks the other one; what stays has no more files than before."""
     ports = [free_port(), free_port()]
     actor = Actor("a")
-    await_replica = {"attend_sidecars": False, "health": {"interval_s": 0.1}}
+    patient = {"interval_s": 0.1, "timeout_s": 5.0}  # the replica is in the test's own process
     endpoint = await actor.replica.start()
     plan = FleetPlan(
         replicas=0,
         routers=0,
         config={
             "replicas": [{"url": f"http://{endpoint.authority}", "name": "a"}],
-            **await_replica,
+            "attend_sidecars": False,
+            "health": patient,
         },
     )
     async with LocalFleet(tmp_path, plan) as fleet:

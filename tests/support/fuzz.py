@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 OURS: Final = ["prompt", "router", "sidecar", "state", "replay"]
 SEED: Final = 1
@@ -34,8 +35,7 @@ def begun(directory: Path, name: str) -> Path:
 
 def fuzz(name: str, corpus: Path, seconds: int) -> None:
     """Fuzz one target in this process; does not return."""
-    import atheris  # noqa: PLC0415 - is there in the fuzzer's own environment only
-
+    atheris: Any = import_module("atheris")  # is there in the fuzzer's own environment only
     with atheris.instrument_imports(include=OURS):
         from support.fuzz_target import LARGEST, TARGETS  # noqa: PLC0415 - instrumented
     flags = [

@@ -170,6 +170,28 @@ async def test_a_higher_priority_goes_first_and_a_lower_one_gives_way_in_a_full_
     assert desk.sent == ["first", "high", "normal", "low0"]
 
 
+async def test_in_a_full_queue_the_tenant_with_most_waiting_gives_way_to_one_with_less() -> None:
+    """Also by the headers alone, before a body is read."""
+    desk = Desk(max_inflight=1, pending=3)
+    desk.admission.gives_way = desk.hold.gives_way
+    await desk.ask("first")
+    flood = [desk.start(f"flood{n}", tenant="flood") for n in range(3)]
+    await waiting(desk, 3)
+    desk.enter(open_requests=5)
+    victims = [desk.start("victim0", tenant="victim")]
+    assert await shed_reason(flood[2]) == "queue_full"
+    with pytest.raises(QueueFullError):
+        await desk.ask("flood3", tenant="flood")
+    with pytest.raises(QueueFullError):
+        await desk.ask("victim1", tenant="victim")
+    with pytest.raises(QueueFullError):
+        desk.enter(open_requests=4 + 3 + 1)
+    desk.hold.shed_all()
+    await asyncio.gather(*flood, *victims, return_exceptions=True)
+    with pytest.raises(QueueFullError):
+        desk.enter(open_requests=5)
+
+
 async def test_a_flooding_tenant_does_not_keep_another_one_waiting() -> None:
     desk = Desk(max_inflight=1)
     taken = await desk.ask("first", tenant="flood")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ ROWS = [
     *(f"L-{number:02}" for number in range(1, 9)),
     "C-16",
 ]
-CASES = {row_of(case.name) for case in (*REQUESTS.values(), *RESPONSES.values())}
+CASES = {row_of(case.name) for case in REQUESTS.values()}
+CASES |= {row_of(case.name) for case in RESPONSES.values()}
 SPAN = re.compile(r"([A-Z])-(\d\d) to [A-Z]-(\d\d)")
 
 
@@ -41,6 +43,7 @@ LINES = [
 ]
 
 
+@cache
 def docstrings(path: Path) -> str:
     """Return all docstrings of a file."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module

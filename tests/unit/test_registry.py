@@ -8,7 +8,10 @@ from msgspec import structs
 from state.model import Generation, ReplicaLoad
 from state.registry import Registry, Row
 from state.schema import encode_load, encode_record
+from state.timing import StoreTiming
 from support.fleet_state import A, B, record
+
+TIMING = StoreTiming(record_ttl_s=5.0, load_ttl_s=3.0)
 
 
 def _row(generation: str = "g1", load: ReplicaLoad | None = None) -> Row:
@@ -16,7 +19,7 @@ def _row(generation: str = "g1", load: ReplicaLoad | None = None) -> Row:
 
 
 def _registry() -> Registry:
-    registry = Registry(grace_s=30.0, load_ttl_s=3.0)
+    registry = Registry(30.0, TIMING)
     registry.observe({A: _row(load=ReplicaLoad(running=1))}, now_s=0.0)
     return registry
 
@@ -49,7 +52,8 @@ def test_a_replica_that_the_index_forgot_stays_for_the_grace_period() -> None:
     assert registry.view() == {}
 
 
-def test_after_an_outage_a_missing_record_is_no_evidence_until_it_was_seen_again() -> None:
+def test_after_an_outage_a_missing_record_is_no_evidence_until_one_was_written_since() -> None:
+    """R-08: one that is read within its life after the outage may be of before it."""
     registry = _registry()
     registry.doubt_all(now_s=10.0)
     registry.observe({A: (None, None)}, now_s=10.0)
@@ -57,7 +61,11 @@ def test_after_an_outage_a_missing_record_is_no_evidence_until_it_was_seen_again
     assert list(registry.view()) == [A]
     registry.observe({A: _row()}, now_s=39.0)
     registry.observe({A: (None, None)}, now_s=39.5)
-    registry.observe({A: (None, None)}, now_s=39.75)
+    registry.observe({A: (None, None)}, now_s=43.9)
+    assert list(registry.view()) == [A]
+    registry.observe({A: _row()}, now_s=44.1)
+    registry.observe({A: (None, None)}, now_s=44.5)
+    registry.observe({A: (None, None)}, now_s=44.75)
     assert registry.view() == {}
 
 
@@ -96,7 +104,7 @@ def test_a_load_becomes_unknown_while_the_store_is_away() -> None:
 
 
 def test_a_record_under_another_name_is_ignored() -> None:
-    registry = Registry(grace_s=30.0, load_ttl_s=3.0)
+    registry = Registry(30.0, TIMING)
     registry.observe({B: _row()}, now_s=0.0)
     assert (registry.view(), registry.malformed_values) == ({}, 1)
 
@@ -109,7 +117,7 @@ def test_a_record_that_no_chain_can_be_cut_by_is_ignored(
     sound = record(A, "g1")
     identity = structs.replace(sound.identity, block_tokens=block_tokens)
     bad = structs.replace(sound, page_tokens=page_tokens, identity=identity)
-    registry = Registry(grace_s=30.0, load_ttl_s=3.0)
+    registry = Registry(30.0, TIMING)
     registry.observe({A: (encode_record(bad), None)}, now_s=0.0)
     assert (registry.view(), registry.malformed_values) == ({}, 1)
 

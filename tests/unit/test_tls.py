@@ -25,7 +25,8 @@ from router.tls_setting import ListenerTls
 from sidecar.scrape import EngineClient
 from state.tls import ClientContext, ClientTls, TlsFileError, client_context, said, tls_fault
 from support.tls import Authority
-from warmroute.cli import UsageError
+from warmroute.cli import UsageError, build_parser
+from warmroute.serve import merge
 from warmroute.tls_option import CA_VARIABLE, tls_environment, told_context, told_tls
 
 if TYPE_CHECKING:
@@ -170,6 +171,15 @@ def test_the_environment_of_a_sidecar_says_what_the_router_was_told() -> None:
         ClientTls(ca="a", certificate="b", key="c", server_name="d", insecure=True),
     ):
         assert told_tls(tls_environment(settings)) == settings
+
+
+def test_a_router_takes_from_the_environment_what_its_file_leaves_open(tmp_path: Path) -> None:
+    told = ClientTls(ca="from-environment")
+    path = tmp_path / "router.yaml"
+    for text, expected in (("{}", told), ("upstream: {tls: {ca: own}}", ClientTls(ca="own"))):
+        path.write_text(text)
+        options = build_parser("serve").parse_args(["serve", "--config", str(path)])
+        assert merge(options, None, None, told).upstream.tls == expected
 
 
 def test_a_command_names_the_variable_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
