@@ -151,9 +151,7 @@ class TokenizerCodec:
 
     def forget(self) -> None:
         """See ``PrefixCodec``."""
-        for kept in (self._tokenizer.plain, self._tokenizer.framed):
-            if kept is not None:
-                kept.forget()
+        self._tokenizer.forget()
 
     def is_known(self, passage: Passage) -> bool:
         """See ``PrefixCodec``."""

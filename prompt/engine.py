@@ -81,6 +81,16 @@ class Engine:
         packed = self._words.packed(text) if self._words is not None else None
         return self.packed(text) if packed is None else packed
 
+    def packed_again(self, text: str) -> bytes:
+        """Return the same for a short prompt, parts of which come again with the next one."""
+        packed = self._words.packed_again(text) if self._words is not None else None
+        return self.packed(text) if packed is None else packed
+
+    def forget(self) -> None:
+        """Forget whole texts; single words stay."""
+        if self._words is not None:
+            self._words.forget()
+
     def _piece(self, text: str) -> bytes:
         """Return the packed ids of one ASCII piece, which holds no added token."""
         if self._fast is None or len(text) > MAX_PIECE_CHARS:

@@ -134,8 +134,15 @@ class Tokenizer:
         if cache is not None and not self._learns_words:
             return cache.resume(cache.start(), text, salt=UNSHARED).tokens.packed()
         if not add_special_tokens and len(text) <= SHORT_CHARS:
-            return self._engine.packed_short(text)
+            return self._engine.packed_again(text)
         return pack_tokens(self.encode(text, add_special_tokens=add_special_tokens))
+
+    def forget(self) -> None:
+        """Forget every text; single words stay."""
+        self._engine.forget()
+        for kept in (self.plain, self.framed):
+            if kept is not None:
+                kept.forget()
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text that clients see: without special tokens."""

@@ -15,13 +15,15 @@ import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 MAX_WORDS: Final = 65_536
 SHORT_CHARS: Final = 24
 """Texts up to here, such as what stands between two messages, are looked up as they are."""
 MAX_WORD_CHARS: Final = 48
 """Longer pieces are rarely seen again."""
+MAX_TEXTS: Final = 2_048
+MAX_TEXT_CHARS: Final = 2_048
 _WIDE_SPACES: Final = ("  ", "\n ", "\t ", "\r ", "\x0b ", "\x0c ")
 _CLASSES: Final = (
     (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", "[A-Z]"),
@@ -72,50 +74,68 @@ class WordTable:
         self._piece = _Words(encode).__getitem__
         self._short = _Words(encode).__getitem__
         self._spaced = _Words(lambda word: encode(" " + word)).__getitem__
+        self._texts: dict[str, bytes] = {}
         self._added = dict(added)
-        leads = {content[0] for content in added}
-        self._lead = leads.pop() if len(leads) == 1 else ""
-        self._match = re.compile("|".join(map(re.escape, sorted(added))) or r"(?!)")
+        names = "|".join(map(re.escape, sorted(added)))
+        self._split = re.compile(f"({names or '(?!)'})").split
 
     def packed(self, text: str) -> bytes | None:
         """Return the packed ids of ``text``; None where it is not ASCII."""
+        return self._joined(text, self._words_of(text)) if text.isascii() else None
+
+    def packed_again(self, text: str) -> bytes | None:
+        """Return the same for a prompt whose messages come again: they are kept, a few thousand."""
         if not text.isascii():
             return None
-        if self._lead and self._lead not in text:
-            return self._words(text)
-        parts: list[bytes] = []
-        position = 0
-        for begin, end in self._found(text):
-            if begin > position:
-                parts.append(self._words(text[position:begin]))
-            parts.append(self._added[text[begin:end]])
-            position = end
-        parts.append(self._words(text[position:]))
-        return b"".join(parts)
+        texts, words_of = self._texts, self._words_of(text)
 
-    def _words(self, text: str) -> bytes:
-        """Return the ids of a text without added tokens.
+        def known(part: str) -> bytes:
+            packed = texts.get(part)
+            if packed is None:
+                packed = words_of(part)
+                if SHORT_CHARS < len(part) <= MAX_TEXT_CHARS:
+                    if len(texts) >= MAX_TEXTS:
+                        texts.clear()
+                    texts[part] = packed
+            return packed
+
+        return self._joined(text, known)
+
+    def forget(self) -> None:
+        """Forget whole texts; single words stay."""
+        self._texts.clear()
+
+    def _joined(self, text: str, words_of: Callable[[str], bytes]) -> bytes:
+        """Return the ids of ``text`` with its added tokens, ``words_of`` giving what is between."""
+        parts = self._split(text)
+        if len(parts) == 1:
+            return words_of(text)
+        added = self._added
+        return b"".join(
+            [added[part] if at & 1 else words_of(part) for at, part in enumerate(parts) if part]
+        )
+
+    def _words_of(self, text: str) -> Callable[[str], bytes]:
+        """Return what gives the ids of parts of ``text`` without added tokens.
 
         A space after another character than white space begins a piece (``prompt.boundary``): where
         all do, a word and the space before it are looked up at once.
         """
+        for two in _WIDE_SPACES:
+            if two in text:
+                return self._pieces
+        return self._words
+
+    def _words(self, text: str) -> bytes:
+        if len(text) <= SHORT_CHARS:
+            return self._short(text)
+        first, *words = text.split(" ")
+        return self._short(first) + b"".join(map(self._spaced, words))
+
+    def _pieces(self, text: str) -> bytes:
         if len(text) <= SHORT_CHARS:
             return self._short(text)
         for two in _WIDE_SPACES:
             if two in text:
                 return b"".join(map(self._piece, self._find(text)))
-        first, *words = text.split(" ")
-        return self._short(first) + b"".join(map(self._spaced, words))
-
-    def _found(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield where added tokens stand in ``text``."""
-        if not self._lead:
-            for match in self._match.finditer(text):
-                yield match.span()
-            return
-        begin = text.find(self._lead)
-        while begin >= 0:
-            token = self._match.match(text, begin)
-            if token is not None:
-                yield token.span()
-            begin = text.find(self._lead, begin + 1 if token is None else token.end())
+        return self._words(text)

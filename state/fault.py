@@ -56,7 +56,7 @@ _RETRYABLE: Final = (
     TryAgainError,
 )
 _LASTING: Final = frozenset({Fault.CONFIG, Fault.SECURITY})
-_RETRYABLE_CODES: Final = ("BUSY", "UNKILLABLE", "NOTREADY")
+_RETRYABLE_CODES: Final = ("BUSY", "UNBLOCKED", "UNKILLABLE")
 
 
 def classify(error: BaseException) -> Fault:

@@ -85,7 +85,8 @@ class Mirror:
         self._timing = timing
         self._store_timing = store_timing
         self._residency = Residency()
-        self._registry = Registry(timing.grace_s, store_timing)
+        lives = {"load_ttl_s": store_timing.load_ttl_s, "record_ttl_s": store_timing.record_ttl_s}
+        self._registry = Registry(grace_s=timing.grace_s, **lives)
         self._follower = Follower(self._residency, self._on_registered, self._on_deregistered)
         self._leases = LeaseExchange(router, clock, store_timing.lease_ttl_s)
         self.facts = FactsBoard()

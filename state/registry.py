@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from state.model import Generation, ReplicaId, ReplicaLoad, ReplicaRecord
-    from state.timing import StoreTiming
 
 Row = tuple[bytes | None, bytes | None]
 """What the store has of an indexed replica: record value and load value."""
@@ -40,11 +39,11 @@ class _Known:
 class Registry:
     """The replicas of the last round and those in their grace period; no I/O."""
 
-    def __init__(self, grace_s: float, timing: StoreTiming) -> None:
+    def __init__(self, *, grace_s: float, load_ttl_s: float, record_ttl_s: float = 5.0) -> None:
         self._grace_s = grace_s
-        self._record_ttl_s = timing.record_ttl_s
+        self._record_ttl_s = record_ttl_s
         self._outage_s = float("-inf")
-        self._load_ttl_s = timing.load_ttl_s
+        self._load_ttl_s = load_ttl_s
         self._known: dict[ReplicaId, _Known] = {}
         self._view: Mapping[ReplicaId, ReplicaState] = MappingProxyType({})
         self.version = 0

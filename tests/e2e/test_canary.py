@@ -9,25 +9,23 @@ name is in its decision.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from router.server import LOAD_PATHS, PREFIX_PATHS
-from support.fleet import ANY_PORT, MODEL, FleetPlan, LocalFleet, Router, until
+from support.fleet import MODEL, FleetPlan, LocalFleet, Router
 from support.raw import DONE, LAST, SSE, RawClient, chunk, sized
 from support.stage import Actor, answer_at_once, post_to, stream_two_events
+from support.talking import fleet_is_up, talking_router
 from support.tenant import digest_of, tenant_config
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
     from support.raw import Received, Reply, Talk
@@ -45,8 +43,6 @@ HEADERS: Final = (
     *("OpenAI-Organization", "OpenAI-Project", "Traceparent", "X-Request-Id", "Via", "X-User"),
     *("X-Warmroute-Kv-Source", "X-data-parallel-rank", "Content-Type", "Accept", "Baggage"),
 )
-WARM_UP: Final = 200
-"""Names until every outcome was there once: too many unknown keys among them."""
 FIELDS: Final = ("user", "metadata", "service_tier", "stop", "x", "safety_identifier", "id")
 
 
@@ -177,19 +173,6 @@ def raw_requests() -> Iterable[bytes]:
     yield post + b"Content-Length: 99999999\r\n\r\n" + secret
 
 
-@contextlib.asynccontextmanager
-async def talking_router(
-    fleet: LocalFleet, folder: Path, name: str, **config: Any
-) -> AsyncIterator[Router]:
-    """Start a router that logs all it can."""
-    path = folder / f"{name}.yaml"
-    path.write_text(json.dumps({"listen": ANY_PORT, "admin": ANY_PORT, "seed": 1, **config}))
-    words = ("serve", "--config", str(path), "--log-level", "debug")
-    child = await fleet.processes.start(name, *words).ready()
-    yield Router(child, url=child.words[0], admin_url=child.words[2])
-    await asyncio.to_thread(fleet.processes.stop, child)
-
-
 async def tell(router: Router, data: bytes, written: Written, *, is_own: bool = True) -> int:
     """Send bytes on a connection of their own; note an answer of the router itself."""
     client = await RawClient.connect(router.port)
@@ -263,13 +246,6 @@ async def test_no_canary_is_in_anything_that_a_router_writes(tmp_path: Path) -> 
     assert MODEL in written.parts["/debug/decisions"].decode()
 
 
-async def fleet_is_up(fleet: LocalFleet, router: Router) -> None:
-    async def is_up() -> bool:
-        return all(one["up"] for one in (await fleet.seen(router)).values())
-
-    await until(is_up, "both replicas up")
-
-
 async def provoke(router: Router, actors: list[Actor], written: Written) -> set[int]:
     """Let every error path fire; return the statuses that came of it."""
     statuses, numbers = set(), itertools.count()
@@ -336,66 +312,3 @@ async def test_a_wrong_secret_in_the_configuration_is_not_repeated(
         said = child.log.read_text() + child.output.read_text()
     assert next(iter(wrong)) in said
     assert CANARY not in said
-
-
-async def test_ten_thousand_names_make_no_series(tmp_path: Path) -> None:
-    """G-03: models, tenants' keys, paths, ids and users are labels of no metric."""
-    actor = Actor("a")
-    actor.url = f"http://{(await actor.replica.start()).authority}"
-    config: dict[str, Any] = {
-        "replicas": [{"url": actor.url, "name": "a"}],
-        "attend_sidecars": False,
-        "health": {"interval_s": 0.1},
-    }
-    async with LocalFleet(tmp_path, FleetPlan(replicas=0, routers=0)) as fleet:
-        config["state"] = {"redis": fleet.state_url}
-        async with talking_router(fleet, tmp_path, "router-open", **config) as router:
-            await fleet_is_up(fleet, router)
-            assert await series_that_names_make(fleet, router, 6_000) == set()
-        config |= tenant_config(tmp_path, "acme")
-        async with talking_router(fleet, tmp_path, "router-tenants", **config) as router:
-            await fleet_is_up(fleet, router)
-            assert await series_that_names_make(fleet, router, 4_000) == set()
-    await actor.replica.stop()
-
-
-async def series_that_names_make(
-    fleet: LocalFleet, router: Router, names: int
-) -> set[tuple[str, ...]]:
-    """Return the series that there are more after so many names than after a few."""
-    await send_names(router, range(WARM_UP))
-    before = await series(fleet, router)
-    await send_names(router, range(WARM_UP, WARM_UP + names))
-    return await series(fleet, router) - before
-
-
-async def send_names(router: Router, numbers: range) -> None:
-    """Send a request for each number, with a name of its own everywhere."""
-
-    async def send(mine: range) -> None:
-        client = await RawClient.connect(router.port)
-        for number in mine:
-            name = f"name-{number}"
-            path = f"/{name}" if number % 3 == 0 else PATHS[number % len(PATHS)]
-            body = msgspec.json.encode(
-                {"model": name, "prompt": name, "input": name, "user": name, "cache_salt": name}
-                | {"messages": [{"role": "user", "content": name}], "max_tokens": 1}
-            )
-            client.send(post_to(body, path, Authorization=f"Bearer {name}", X_Request_Id=name))
-            answer = await client.reply()
-            if b"close" in answer.all(b"connection"):
-                await client.close()
-                client = await RawClient.connect(router.port)
-        await client.close()
-
-    await asyncio.gather(*(send(numbers[start::8]) for start in range(8)))
-
-
-async def series(fleet: LocalFleet, router: Router) -> set[tuple[str, ...]]:
-    """Return the names and labels of all samples."""
-    async with fleet.http.get(f"{router.admin_url}/metrics") as answer:
-        text = await answer.text()
-    assert "name-" not in text
-    families = text_string_to_metric_families(text)
-    samples = (sample for family in families for sample in family.samples)
-    return {(one.name, *itertools.chain(*sorted(one.labels.items()))) for one in samples}

@@ -12,14 +12,29 @@ from typing import Final
 
 import pytest
 
+from state.schema import encode_record
 from support.fuzz_seed import PIECES, SEEDS, mutated
-from support.fuzz_target import TARGETS
+from support.fuzz_target import RECORD, TARGETS
 
 EDITS: Final = int(os.environ.get("WARMROUTE_FUZZ_EDITS", "400"))
 """Of each target."""
 MOST_S: Final = 5.0
 """Of one input of some KiB: hundreds of times what it takes, and less than a quadratic reader."""
-FOUND: Final[list[tuple[str, bytes]]] = []
+_DEEP: Final = b"[" * 2_000 + b"]" * 2_000
+_CHUNKED: Final = (
+    b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
+)
+FOUND: Final = [
+    ("record", encode_record(RECORD)[:-1] + b',"x":%b}' % _DEEP),
+    ("store", b'\0{"x":%b}' % _DEEP),
+    ("store", b'\1{"x":%b}' % _DEEP),
+    ("store", b"\2" + b"\x91" * 2_000),
+    ("store", b"\3" + b"\x91" * 2_000),
+    ("store", b'\0{"running":-1}'),
+    ("usage", b'\5{"usage":{"x":%b}}' % _DEEP),
+    ("sse", b'\x05data: {"usage":{"prompt_tokens":9,\n\n"prompt_tokens":7}}\n\n'),
+    ("intake", b"\2" + _CHUNKED + b"X: %b\r\n\r\nGET / HTTP/1.0\r\n\r\n" % (b"a" * 9_960)),
+]
 
 
 def test_every_target_has_seeds() -> None:

@@ -67,7 +67,8 @@ async def ran(*command: str, environment: dict[str, str] | None = None) -> tuple
 @contextlib.asynccontextmanager
 async def placed(folder: Path, **config: Any) -> AsyncIterator[PlacedRouter]:
     """Run ``warmroute serve`` with ``config``; listeners are on free ports by default."""
-    free = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "attend_sidecars": False}
+    free: dict[str, Any] = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
+    free |= {"attend_sidecars": False, "drain": {"accept_s": 0.0}}
     path = folder / "router.yaml"
     path.write_text(yaml.safe_dump(msgspec.to_builtins(free | config)))
     async with Processes(folder) as processes:

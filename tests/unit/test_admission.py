@@ -161,6 +161,8 @@ async def test_a_higher_priority_goes_first_and_a_lower_one_gives_way_in_a_full_
     normal = desk.start("normal")
     await waiting(desk, 3)
     high = desk.start("high", priority=Priority.HIGH)
+    await asyncio.sleep(0)
+    assert len(desk.hold) == 3
     assert await shed_reason(low[1]) == "queue_full"
     with pytest.raises(QueueFullError):
         await desk.ask("low2", priority=Priority.LOW)

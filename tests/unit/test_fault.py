@@ -42,6 +42,7 @@ def _tls(reason: str) -> Exception:
         (MasterDownError("down"), Fault.RETRYABLE),
         (TryAgainError("rehashing"), Fault.RETRYABLE),
         (ResponseError("BUSY running a script"), Fault.RETRYABLE),
+        (ResponseError("UNBLOCKED force unblock, instance state changed"), Fault.RETRYABLE),
         (OutOfMemoryError("full"), Fault.REFUSED),
         (ReadOnlyError("replica"), Fault.REFUSED),
         (ResponseError("NOREPLICAS Not enough good replicas"), Fault.REFUSED),

@@ -8,10 +8,7 @@ from msgspec import structs
 from state.model import Generation, ReplicaLoad
 from state.registry import Registry, Row
 from state.schema import encode_load, encode_record
-from state.timing import StoreTiming
 from support.fleet_state import A, B, record
-
-TIMING = StoreTiming(record_ttl_s=5.0, load_ttl_s=3.0)
 
 
 def _row(generation: str = "g1", load: ReplicaLoad | None = None) -> Row:
@@ -19,7 +16,7 @@ def _row(generation: str = "g1", load: ReplicaLoad | None = None) -> Row:
 
 
 def _registry() -> Registry:
-    registry = Registry(30.0, TIMING)
+    registry = Registry(grace_s=30.0, load_ttl_s=3.0)
     registry.observe({A: _row(load=ReplicaLoad(running=1))}, now_s=0.0)
     return registry
 
@@ -104,7 +101,7 @@ def test_a_load_becomes_unknown_while_the_store_is_away() -> None:
 
 
 def test_a_record_under_another_name_is_ignored() -> None:
-    registry = Registry(30.0, TIMING)
+    registry = Registry(grace_s=30.0, load_ttl_s=3.0)
     registry.observe({B: _row()}, now_s=0.0)
     assert (registry.view(), registry.malformed_values) == ({}, 1)
 
@@ -117,7 +114,7 @@ def test_a_record_that_no_chain_can_be_cut_by_is_ignored(
     sound = record(A, "g1")
     identity = structs.replace(sound.identity, block_tokens=block_tokens)
     bad = structs.replace(sound, page_tokens=page_tokens, identity=identity)
-    registry = Registry(30.0, TIMING)
+    registry = Registry(grace_s=30.0, load_ttl_s=3.0)
     registry.observe({A: (encode_record(bad), None)}, now_s=0.0)
     assert (registry.view(), registry.malformed_values) == ({}, 1)
 
