@@ -18,7 +18,7 @@ class ValkeyAcl(ValkeyProcess):
 
     def __init__(self) -> None:
         self._rules = Path(tempfile.mkdtemp(prefix="wra-")) / "valkey.acl"
-        lines = [line for line in RULES.read_text().splitlines() if line.startswith("user ")]
+        lines = RULES.read_text().splitlines()
         assert _SHUT in lines
         rules = "\n".join(_OPEN if line == _SHUT else line for line in lines)
         self._rules.write_text(rules + "\n")

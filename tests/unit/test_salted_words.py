@@ -30,13 +30,19 @@ SIZES = [(CHAT_PATH, 40), *((path, words) for path in PATHS for words in (180, 8
 def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the texts of which words are looked up among those that anybody brought."""
     texts: list[str] = []
-    packed_short = Engine.packed_short
 
-    def noted(engine: Engine, text: str) -> bytes:
-        texts.append(text)
-        return packed_short(engine, text)
+    def watch(name: str) -> None:
+        packed = getattr(Engine, name)
 
-    monkeypatch.setattr(Engine, "packed_short", noted)
+        def noted(engine: Engine, text: str) -> bytes:
+            texts.append(text)
+            found: bytes = packed(engine, text)
+            return found
+
+        monkeypatch.setattr(Engine, name, noted)
+
+    watch("packed_short")
+    watch("packed_again")
     return texts
 
 
