@@ -8,7 +8,7 @@ DEV := $(VENV)/.dev
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-data test-kill test-drain test-page test-slowhttp test-varnish test-timing test-flood test-vllm \
+.PHONY: help setup demo check format test docs-metrics test-observability test-data test-kill test-drain test-page test-slowhttp test-varnish test-timing test-flood test-vllm \
   test-vllm-long test-reference test-engine test-schemathesis fuzz soak \
   gpu-check grid audit-timing bench-live bench bench-router bench-history bench-prompt bench-engine bench-tiers bench-transfer \
   bench-publish bench-quick bench-peers bench-native lock clean
@@ -49,6 +49,9 @@ format: $(DEV) ## Rewrite the sources as the formatter wants them
 
 test: $(DEV) ## All tests on generated fixtures
 	@$(BIN)/python -m pytest -m "not data and not heavy"
+
+docs-metrics: $(DEV) ## Make the tables of docs/metrics.md from the code
+	@PYTHONPATH=.:tests $(BIN)/python -m support.metric_page docs/metrics.md
 
 test-data: $(DEV) ## Tests on the shared data (WARMROUTE_TEST_DATA, default ../shared/data)
 	@$(BIN)/python -m pytest -m "data and not heavy"

@@ -106,6 +106,11 @@ class HoldQueue(Generic[Item]):
         self._lanes: dict[tuple[int, str], int] = {}
         self._waiting: dict[str, int] = {}
 
+    def adopt(self, settings: HoldSettings, place_wait_s: float | None = None) -> None:
+        """Go by other settings from now on; who waits keeps its turn, and its time."""
+        self._settings = settings
+        self._place_wait_s = settings.max_wait_s if place_wait_s is None else place_wait_s
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -114,6 +114,10 @@ class HeatMap:
         self._settings = settings
         self._sketch: PrefixSketch | None = None
 
+    def adopt(self, settings: HotSettings) -> None:
+        """Judge by other settings from now on; what was counted stays, and so do its bounds."""
+        self._settings = settings
+
     def observe(
         self,
         chain: Sequence[BlockId],
@@ -186,6 +190,17 @@ class HeatMap:
             and now_s - node.seen_s < SHOWN_S
         ]
         return nlargest(most, found, key=lambda hot: hot.tokens * hot.rate_per_s)
+
+    def beginnings(self, now_s: float) -> list[float]:
+        """Return how often each beginning of a prompt arrived, decayed to ``now_s``.
+
+        Prompts below ``min_prefix_tokens`` are not told apart, and not counted here.
+        """
+        sketch = self._sketch
+        if sketch is None:
+            return []
+        children = sketch.root.children.values()
+        return [node.arrivals * sketch.faded(node, now_s) for node in children]
 
     def _new_sketch(self, now_s: float) -> PrefixSketch:
         settings = self._settings

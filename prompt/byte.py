@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from msgspec import structs
 
 from prompt.history import Rendered
-from prompt.message import normalised_messages, normalised_tools
+from prompt.message import is_plain, normalised_messages, normalised_tools
 from prompt.model import PromptTokens, TemplateFailureError
 from prompt.request import decode_completion
 from prompt.run import RunTokens, TokenRun
@@ -221,16 +221,16 @@ def _closing(options: Mapping[str, object]) -> str | None:
     return _ANSWER if options.get("add_generation_prompt", True) else ""
 
 
-_PLAIN: Final = ("role", "content")
-
-
 def _written(messages: list[dict[str, Any]]) -> list[str]:
-    return [_part(message) for message in normalised_messages(messages, is_structured=False)]
+    return [
+        f"<|im_start|>{message['role']}\n{message['content']}{_END}"
+        if is_plain(message)
+        else _part(*normalised_messages((message,), is_structured=False))
+        for message in messages
+    ]
 
 
 def _part(message: dict[str, Any]) -> str:
-    if len(message) == len(_PLAIN):  # as most are: nothing besides these two
-        return f"<|im_start|>{message['role']}\n{message['content']}{_END}"
     extras = {
         key: message[key]
         for key in ("name", "tool_call_id", "reasoning", "tool_calls", "tools")

@@ -28,9 +28,18 @@ _CALL_KEYS: Final = frozenset({"id", "function", "type"})
 _FUNCTION_KEYS: Final = frozenset({"arguments", "name"})
 # A line that changes with every request of one popular client; the engine drops it too.
 _BILLING_LINE: Final = "x-anthropic-billing-header"
-# What most messages consist of, and whose texts then stay as they are.
-_PLAIN: Final = ("role", "content")
+_PLAIN_KEYS: Final = ("role", "content")
 _AS_THEY_ARE: Final = frozenset({"user", "assistant"})
+
+
+def is_plain(message: dict[str, Any]) -> bool:
+    """Return whether a message, as most, is a role and a text that stays as it is."""
+    if len(message) != len(_PLAIN_KEYS):
+        return False
+    content, role = message.get("content"), message["role"]
+    return type(content) is str and (
+        role in _AS_THEY_ARE or (role == "system" and not content.startswith(_BILLING_LINE))
+    )
 
 
 def normalised_messages(
@@ -46,12 +55,8 @@ def normalised_messages(
 def _normalised(message: dict[str, Any], *, is_structured: bool) -> dict[str, Any]:
     role = message["role"]
     content: Any = message.get("content")
-    if type(content) is str and not is_structured and len(message) == len(_PLAIN):
-        is_as_it_is = role in _AS_THEY_ARE or (
-            role == "system" and not content.startswith(_BILLING_LINE)
-        )
-        if is_as_it_is:
-            return {"role": role, "content": content}
+    if not is_structured and is_plain(message):
+        return {"role": role, "content": content}
     if type(content) is not str or role == "system" or is_structured:
         content = _normalised_content(content, role, is_structured=is_structured)
     result: dict[str, Any] = {"role": role, "content": content}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from prompt.body import MAX_MODEL_CHARS, MODEL_KEY, SALT_KEY, check_numbers, check_text, decoded
 from prompt.lane import LARGE_BODY_BYTES, refuse_dense
@@ -14,14 +14,15 @@ from prompt.once import refuse_second
 
 
 class _NamesModel(Struct, frozen=True):
-    model: str | UnsetType | None = UNSET
+    model: Raw | UnsetType = UNSET
 
 
 _decoder: Final = msgspec.json.Decoder(_NamesModel)
+_QUOTE: Final = b'"'
 
 
 def read_plain(body: bytes, *, is_json: bool) -> ReadPrompt:
-    """Return the model that ``body`` names, empty where it names none; raises BadPromptError.
+    """Return the model that ``body`` names, empty where that is no text; raises BadPromptError.
 
     ``is_json``: anything but one strict JSON object is the client's fault. Else it may be a form,
     say; but where it is JSON, the same holds for its model.
@@ -30,7 +31,7 @@ def read_plain(body: bytes, *, is_json: bool) -> ReadPrompt:
         refuse_dense(body)
     try:
         check_text(body)
-        named = decoded(_decoder, body, "").model
+        raw = decoded(_decoder, body, "").model
     except BadPromptError:
         if is_json:
             raise
@@ -38,7 +39,9 @@ def read_plain(body: bytes, *, is_json: bool) -> ReadPrompt:
     refuse_second(body, (MODEL_KEY, SALT_KEY))
     if is_json:
         check_numbers(body)
-    model = named or ""
+    model = ""
+    if isinstance(raw, Raw) and bytes(raw).startswith(_QUOTE):
+        model = msgspec.json.decode(raw, type=str)
     if len(model) > MAX_MODEL_CHARS or not model.isprintable():
         name = "model"
         raise BadPromptError(name, f"a printable name of at most {MAX_MODEL_CHARS} characters")

@@ -1,8 +1,9 @@
 """Reading a router's decision log: header and record lines, over its rotated files, oldest first.
 
-A header line begins every file and every life of the router; its policy made the decisions that
-follow. Every field has to be one that this version knows: a value that was left out would make a
-replay differ without a word. A line that a crash has torn stands last, or before a header.
+A header line begins every file, every life of the router and, where settings were changed while it
+ran, what was decided by them; its policy made the decisions that follow. Every field has to be one
+that this version knows: a value that was left out would make a replay differ without a word. A line
+that a crash has torn stands last, or before a header.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class LogHeader(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sample: float
     chains: bool
     started_unix_s: float
+    settings_version: int = 0
 
 
 class LoggedPrompt(Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,6 +109,7 @@ class LoggedDecision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     result: LoggedResult | None = None
     block_tokens: int | None = None
     prompts: tuple[LoggedPrompt, ...] | None = None
+    settings_version: int = 0
 
 
 class Place(NamedTuple):

@@ -69,6 +69,8 @@ def record_of(parts: ProxyParts, call: Call, usage: Usage | None) -> DecisionRec
     if routed is not None:
         prompt, heat = routed.prompt, routed.arrival.heat
     rung, age_s = parts.reader.freshness()
+    last = call.choices[-1].decided_by if call.choices else None
+    decided_by = last or parts.chooser.decided_by
     return DecisionRecord(  # by place: by name it takes six times as long
         call.request_id,
         call.client_request_id,
@@ -77,7 +79,7 @@ def record_of(parts: ProxyParts, call: Call, usage: Usage | None) -> DecisionRec
         call.started_unix_s,
         call.path,
         _model_of(parts, call),
-        type(parts.config.policy).__name__,
+        type(decided_by.policy).__name__,
         routed.prompt_tokens if routed is not None else 0,
         routed.is_exact if routed is not None else False,
         prompt.unroutable if prompt is not None else None,
@@ -96,4 +98,5 @@ def record_of(parts: ProxyParts, call: Call, usage: Usage | None) -> DecisionRec
         held_s=call.held_s,
         tenant=call.tenant.name if call.tenant is not None else None,
         is_salted=bool(prompt.salt) if prompt is not None else False,
+        settings_version=decided_by.settings_version,
     )

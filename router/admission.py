@@ -84,6 +84,16 @@ class Admission:
         """Most open requests: those with a place and those that may wait for one."""
         self.refresh()
 
+    def adopt(self, settings: AdmissionSettings) -> None:
+        """Go by other settings from now on; what has a place keeps it."""
+        self._settings = settings
+        self._cap_per_replica = settings.max_inflight_per_replica
+        limits = self._parts.limits
+        self.has_replica_limits = self._cap_per_replica is not None or limits is not None
+        self.pending = settings.pending
+        self.queue_timeout_s = settings.queue_timeout_s
+        self.refresh()
+
     # Before the body is read.
 
     def enter(self, request: Request, call: Call, open_requests: int) -> None:

@@ -35,6 +35,7 @@ from router.proxy import Proxy, ProxyParts
 from router.quota import open_quotas, placements_of
 from router.replica_view import FleetView, ViewParts
 from router.resilience import Resilience, ResilienceParts
+from router.saving import open_savings
 from router.token_source import TokenSource, TokenSourceParts
 from router.trace import DecisionTrace
 from router.trust_metrics import TrustMetrics
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from router.decision_log import DecisionLog
     from router.epoch import ScopeEpochs
     from router.lifecycle import Lifecycle
+    from router.setting_life import SettingLife
     from router.tls import TlsWatch
     from state.mirror import Mirror
     from state.model import ReplicaId
@@ -123,6 +125,7 @@ class App:
         self.hold = self.entrance.hold
         self.lifecycle: Lifecycle | None = None
         self.tls: TlsWatch | None = None
+        self.settings: SettingLife | None = None
         self.billing = open_billing(config, self.metrics.registry) if config.tenants else None
         self.chooser = self._build_chooser(seed)
         self.quotas = open_quotas(config, self.metrics.registry)
@@ -131,6 +134,7 @@ class App:
         self.view = self._build_view()
         self.admin = self._build_admin()
         self._wire_gauges()
+        open_savings(self)
         self.live = open_live(self, self.history)
 
     def _proxy_parts(self) -> ProxyParts:
@@ -247,13 +251,15 @@ class App:
                 trust=self.feedback.rows,
                 standing=self.resilience.availability.standing,
                 admission=self.entrance.view,
+                decided_by=lambda: self.chooser.decided_by,
             )
         )
 
     def operator_routes(self) -> dict[str, Mapping[str, Handler]]:
         """Return the table of the operator's listener."""
         scope_routes = self.lifecycle.routes() if self.lifecycle is not None else {}
-        return admin_routes(self.admin) | page_routes(self) | scope_routes
+        setting_routes = self.settings.routes() if self.settings is not None else {}
+        return admin_routes(self.admin) | page_routes(self) | scope_routes | setting_routes
 
     def holdings(self) -> Mapping[ReplicaId, int]:
         """Return the blocks that each replica is known, or guessed, to hold."""

@@ -5,7 +5,7 @@ The lease that a choice takes is given back in the same block, however the strea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.error import ReplicaBusyError, ReplicaError
 from router.exchange import BUSY_STATUSES
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from router.request import Request
     from router.wire import ClientStream
 
+NAMES: Final = {outcome: outcome.value for outcome in Outcome}
+OUTCOMES: Final = {name: outcome for outcome, name in NAMES.items()}
+"""Kept, for an enumeration takes long to look its members and their values up."""
 NO_STATUSES: frozenset[int] = frozenset()
 DONE_MARKER = b"[DONE]"
 """Ends the streams of chat and text completions; other APIs have marks of their own."""
@@ -69,8 +72,8 @@ class Attempts:
             call.relayed, call.status, call.outcome = left.relayed, left.relayed.status, "done"
             raise
         else:
-            outcome, reason = Outcome(relayed.outcome), relayed.reason or None
-            call.relayed, call.status, call.outcome = relayed, relayed.status, outcome.value
+            outcome, reason = OUTCOMES[relayed.outcome], relayed.reason or None
+            call.relayed, call.status, call.outcome = relayed, relayed.status, relayed.outcome
             return relayed.response
         finally:
             usage = call.relayed.usage if call.relayed is not None else None
@@ -87,7 +90,7 @@ class Attempts:
             call.attempts.append(
                 Attempt(
                     choice.decision,
-                    outcome.value,
+                    NAMES[outcome],
                     reason,
                     choice.kv_source.replica if choice.kv_source is not None else None,
                     credits_of(call.routed),
@@ -116,13 +119,13 @@ class Attempts:
             usual_s = self._parts.config.upstream.first_byte_timeout_s
             first_byte_timeout_s = self._parts.recovery.first_byte_timeout_s(call, usual_s)
         return RelayRequest(
-            method=request.method,
-            target=request.target,
-            headers=request.headers,
-            body=body,
-            request_id=call.client_request_id or call.request_id,
-            done_marker=DONE_MARKER if call.path in DONE_PATHS else None,
-            raised_statuses=BUSY_STATUSES if has_others else NO_STATUSES,
+            request.method,
+            request.target,
+            request.headers,
+            body,
+            call.client_request_id or call.request_id,
+            DONE_MARKER if call.path in DONE_PATHS else None,
+            BUSY_STATUSES if has_others else NO_STATUSES,
             raised_retry_after_s=BUSY_WAIT_S,
             can_replay=call.is_repeatable,
             first_byte_timeout_s=first_byte_timeout_s,
@@ -138,7 +141,8 @@ class Attempts:
             return ()
         decision = choice.decision
         held: tuple[tuple[str, str], ...] = ()
-        if self._parts.config.hold.enabled or call.held_s:
+        hold = self._parts.hold
+        if (hold is not None and hold.is_always_asked) or call.held_s:
             held = ((f"{RECEIPT_PREFIX}held-ms", str(round(call.held_s * 1000.0))),)
         return (
             (f"{RECEIPT_PREFIX}request-id", call.request_id),

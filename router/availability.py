@@ -112,6 +112,13 @@ class Availability:
         self.is_calm = True
         """Nothing is held against anybody, and all are up."""
 
+    def adopt(self, settings: EjectionSettings, ramp_s: float) -> None:
+        """Go by other settings from now on; nobody's standing changes at once."""
+        self._settings = self._ejection.settings = settings
+        self._panic.adopt(settings.panic_fraction, settings.panic_leave_s)
+        self._ramp.adopt(ramp_s)
+        self._ramp_s = ramp_s
+
     # Before a decision.
 
     def candidates(self, model: str | None, tried: Collection[ReplicaId] = ()) -> list[Member]:

@@ -126,6 +126,10 @@ class Billing(Collector):
             use.saved_tokens += cached
         use.prompt_tokens += record.reported_prompt_tokens or record.prompt_tokens
 
+    def prompt_amounts(self) -> list[int]:
+        """Return the prompt tokens of each tenant so far."""
+        return [use.prompt_tokens for use in self._tenants.values()]
+
     def report(self) -> BillingReport:
         """Return everything counted so far."""
         counted_s = self._counted_s

@@ -8,18 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from policies.hot import NO_HEAT
-from policies.model import ReplicaView, RoutingRequest
+from msgspec import Struct
+
+from policies.hot import NO_HEAT, Arrival
+from policies.model import Decision, ReplicaView, RoutingRequest
 from policies.prefill import PrefillCost
+from prompt.model import ReadPrompt
+from router.concurrency import ReplicaLimits
+from router.ejection import Probe
 from router.evidence import Learned
-from router.footprint import Footprints
+from router.fleet import Member
+from router.footprint import Footprint, Footprints
+from router.forecast import Forecast
 from router.kv_source import KvTransferSettings, kv_source
 from router.outlook import BYTES_PER_TOKEN as BYTES_PER_TOKEN
-from router.outlook import Outlook
+from router.outlook import Branch, Outlook
 from router.shadow import place_shadows
 from router.trust import Trust
+from state.lease import Lease
 from state.model import ReplicaId, Rung
-from state.placement import tip_of
+from state.placement import Placement, Placements, tip_of
 from state.prefix import namespace_of
 from state.speed import Speeds
 from state.store import Question
@@ -27,18 +35,10 @@ from state.store import Question
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from policies.hot import Arrival, HeatMap
-    from policies.model import Decision, Heat, Policy
-    from prompt.model import ReadPrompt
-    from router.concurrency import ReplicaLimits
-    from router.ejection import Probe
-    from router.fleet import Member
-    from router.footprint import Footprint
-    from router.forecast import Forecast
-    from router.outlook import Branch
-    from state.lease import Lease, LeaseBook, Outcome
+    from policies.hot import HeatMap
+    from policies.model import Heat, Policy
+    from state.lease import LeaseBook, Outcome
     from state.model import Tip
-    from state.placement import Placement, Placements
     from state.scope_placement import ScopedPlacements
     from state.secret import ChainKeys
     from state.store import FleetReader
@@ -50,8 +50,7 @@ PREFIX_KEYS = 8
 """First blocks whose ids a rule may hash."""
 
 
-@dataclass(slots=True)
-class Routed:
+class Routed(Struct):
     """A request on its way: what was read of it, and what was computed so far.
 
     ``units`` are tokens, or bytes where no tokenizer is known (``is_exact`` False). ``can_pin``:
@@ -64,10 +63,10 @@ class Routed:
     ordinal: int
     is_exact: bool
     prompt_tokens: int
-    branches: list[Branch] = field(default_factory=list)
+    branches: list[Branch] = []
     arrival: Arrival = NO_HEAT
     is_observed: bool = False
-    forecasts: dict[ReplicaId, Forecast] = field(default_factory=dict)
+    forecasts: dict[ReplicaId, Forecast] = {}
     """Of the last look, where a view does not show all that was known."""
     can_pin: bool = True
     is_loadable: bool = False
@@ -88,8 +87,7 @@ class Routed:
         return self.arrival.heat
 
 
-@dataclass(slots=True)
-class Choice:
+class Choice(Struct):
     """A chosen replica with everything that was taken for the request.
 
     ``is_told``: the engine's events will tell what becomes of the prompt. ``shadows``: placements
@@ -105,7 +103,7 @@ class Choice:
     placements: list[Placement]
     footprint: Footprint
     is_told: bool
-    shadows: list[tuple[Placements, Placement]] = field(default_factory=list)
+    shadows: list[tuple[Placements, Placement]] = []
     kv_source: Member | None = None
     request: RoutingRequest | None = None
     views: tuple[ReplicaView, ...] = ()
@@ -115,6 +113,7 @@ class Choice:
     limits: ReplicaLimits | None = None
     inflight: int = 0
     """Requests on the replica when it was chosen, with this one; counted where there are limits."""
+    decided_by: DecidedBy | None = None
 
     def first_byte(self, now_s: float) -> None:
         """Note that the prompt is computed: the engine's events are about to tell."""
@@ -176,6 +175,13 @@ class Knowledge:
     limits: ReplicaLimits | None = None
 
 
+class DecidedBy(NamedTuple):
+    """The rule in force, and the version of the settings that it is of (0: the file's)."""
+
+    policy: Policy
+    settings_version: int
+
+
 class _Decided(NamedTuple):
     """A decision, what the policy saw, and whether the state was live."""
 
@@ -199,15 +205,20 @@ class Chooser:
         kv_transfer: KvTransferSettings = KvTransferSettings(),  # noqa: B008 - a frozen value
     ) -> None:
         self._know = knowledge
-        self._policy = policy
         self._kv_transfer = kv_transfer
         self._clock = clock
         self._ordinal = 0
+        self.adopt(policy, 0)
+        self.outlook = Outlook(knowledge, keys)
+        self.seed = seed
+
+    def adopt(self, policy: Policy, settings_version: int) -> None:
+        """Decide by ``policy`` from now on; what was peeked at is decided anew."""
+        self.decided_by = DecidedBy(policy, settings_version)
+        self._policy = policy
         self._cost = getattr(policy, "prefill", None) or PrefillCost()
         self._hashes_prefix = getattr(policy, "hashes_prefix", False)
         self._peeked: _Decided | None = None
-        self.outlook = Outlook(knowledge, keys)
-        self.seed = seed
 
     def route(self, prompt: ReadPrompt) -> Routed:
         """Return the request with its ordinal; chains follow when replicas are looked at."""
@@ -276,6 +287,7 @@ class Chooser:
         footprint = self._occupy(routed, member, branch)
         choice = Choice(member, decision, lease, book, placements, footprint, is_told, shadows)
         choice.request, choice.views = request, views
+        choice.decided_by = self.decided_by
         if know.limits is not None:
             choice.limits, choice.inflight = know.limits, know.limits.began(member.replica)
         if routed.prompt.is_stream and routed.prompt.prompts:

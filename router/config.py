@@ -235,6 +235,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     deployment_key_file: str | None = None
     tenants_state_file: str | None = None
     audit_log: str | None = None
+    settings_file: str | None = None
     billing: BillingSettings = BillingSettings()
     decisions_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
     decisions: DecisionLogSettings = DecisionLogSettings()

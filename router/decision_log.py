@@ -22,8 +22,8 @@ from prometheus_client.registry import Collector
 from policies.draw import draw_below
 from policies.model import Decision, ReplicaView, RoutingRequest
 from router.adapter import announced_of
-from router.chooser import BYTES_PER_TOKEN
 from router.log_file import LogFile
+from router.outlook import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from policies.model import Policy
-    from router.chooser import Choice, Routed
+    from router.chooser import Choice, DecidedBy, Routed
     from router.trace import DecisionRecord
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class DecisionLogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class LogHeader(Struct, frozen=True, kw_only=True):
-    """The first line of a file: whose decisions follow, and by which policy."""
+    """The first line of a file, and of each change: whose decisions follow, by which policy."""
 
     warmroute: str = "decisions"
     version: int = VERSION
@@ -75,6 +75,7 @@ class LogHeader(Struct, frozen=True, kw_only=True):
     sample: float
     chains: bool
     started_unix_s: float
+    settings_version: int = 0
 
 
 class LoggedPrompt(Struct, frozen=True):
@@ -104,6 +105,7 @@ class LoggedDecision(Struct, frozen=True, kw_only=True):
     """One decision. Only the last one of a request has a ``result``: that of the whole request.
 
     ``ended`` and ``error`` tell of this attempt. ``block_tokens`` are those of one id in a chain.
+    ``settings_version`` is that of the header above it.
     """
 
     id: str
@@ -121,11 +123,15 @@ class LoggedDecision(Struct, frozen=True, kw_only=True):
     result: LoggedResult | None = None
     block_tokens: int | None = None
     prompts: tuple[LoggedPrompt, ...] | None = None
+    settings_version: int = 0
 
 
 class _Chunk(NamedTuple):
+    """Lines to write; ``header`` is what stands above the first of them."""
+
     records: int
     lines: bytes
+    header: bytes
 
 
 class DecisionLog(Collector):
@@ -138,7 +144,10 @@ class DecisionLog(Collector):
         header: LogHeader,
         clock: Callable[[], float],
     ) -> None:
-        line = msgspec.json.encode(header) + b"\n"
+        self._header = header
+        self._line = line = msgspec.json.encode(header) + b"\n"
+        self._above = line
+        self._decided_by: DecidedBy | None = None
         self._clock = clock
         self._path = path
         self._file = LogFile(path, line, settings.max_bytes, settings.keep_files)
@@ -158,7 +167,7 @@ class DecisionLog(Collector):
         self._is_closed = False
         self._thread = threading.Thread(target=self._write_all, name="decision-log", daemon=True)
         self._thread.start()
-        self._chunks.put(_Chunk(0, b""))  # the header: a path of no use is told at the start
+        self._chunks.put(_Chunk(0, b"", line))  # the header: a path of no use is told at the start
 
     @property
     def dropped(self) -> int:
@@ -192,6 +201,8 @@ class DecisionLog(Collector):
             decision = logged(record, number, choice, request)
             if self._has_chains:
                 decision = with_chains(decision, choice, routed)
+            if choice.decided_by is not self._decided_by and choice.decided_by is not None:
+                self._follow(choice.decided_by)
             self._append(decision)
 
     async def run(self) -> None:
@@ -219,6 +230,22 @@ class DecisionLog(Collector):
     def _backlog_bytes(self) -> int:
         return len(self._pending) + self._handed_bytes - self._settled_bytes
 
+    def _follow(self, decided_by: DecidedBy) -> None:
+        """Let a header go before decisions by another rule, or by other settings.
+
+        Requests end in another order than they were decided in: it may go to and fro for a while.
+        """
+        self._decided_by = decided_by
+        header = structs.replace(
+            self._header,
+            policy=msgspec.to_builtins(decided_by.policy),
+            settings_version=decided_by.settings_version,
+        )
+        line = msgspec.json.encode(header) + b"\n"
+        if line != self._line:
+            self._line = line
+            self._pending += line
+
     def _append(self, decision: LoggedDecision) -> None:
         pending = self._pending
         before = len(pending)
@@ -237,7 +264,8 @@ class DecisionLog(Collector):
 
     def _hand_over(self) -> None:
         if self._pending and not self._is_closed:
-            chunk = _Chunk(self._pending_records, bytes(self._pending))
+            chunk = _Chunk(self._pending_records, bytes(self._pending), self._above)
+            self._above = self._line
             self._handed_bytes += len(chunk.lines)
             self._pending.clear()
             self._pending_records = 0
@@ -247,6 +275,7 @@ class DecisionLog(Collector):
 
     def _write_all(self) -> None:
         while (chunk := self._chunks.get()) is not None:
+            self._file.header = chunk.header
             if self._has_written(chunk.lines):
                 self._written += chunk.records
             else:
@@ -325,6 +354,7 @@ def logged(
         error=attempt.error,
         kv_source=attempt.kv_source,
         result=result,
+        settings_version=choice.decided_by.settings_version if choice.decided_by else 0,
     )
 
 

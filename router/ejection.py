@@ -102,7 +102,8 @@ class Ejection:
         rng: random.Random,
         tell: Callable[[ReplicaId, Turn, Cause | None, float], None],
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        """May be replaced by others; who is out stays as long as it was told."""
         self._rng = rng
         self._tell = tell
         self.records: dict[ReplicaId, _Record] = {}
@@ -151,7 +152,7 @@ class Ejection:
         if record.is_held:
             if record.until_s is None:
                 self._eject(replica, record, Cause.PROBATION, now_s)
-        elif record.failures >= self._settings.failures and self._has_room(peers):
+        elif record.failures >= self.settings.failures and self._has_room(peers):
             self._eject(replica, record, Cause.FAILURES, now_s)
 
     def fell(self, replica: ReplicaId, peers: Collection[ReplicaId], now_s: float) -> None:
@@ -184,7 +185,7 @@ class Ejection:
 
         Those that are ``down`` are in no good health: nothing of theirs fades.
         """
-        settings = self._settings
+        settings = self.settings
         for replica, record in list(self.records.items()):
             if record.until_s is not None and now_s >= record.until_s:
                 record.until_s = None
@@ -214,13 +215,13 @@ class Ejection:
         return record
 
     def _most(self, peers: Collection[ReplicaId]) -> int:
-        return math.floor(self._settings.most_fraction * len(peers))
+        return math.floor(self.settings.most_fraction * len(peers))
 
     def _has_room(self, peers: Collection[ReplicaId]) -> bool:
         return sum(map(self.is_held, peers)) < self._most(peers)
 
     def _eject(self, replica: ReplicaId, record: _Record, cause: Cause, now_s: float) -> None:
-        settings = self._settings
+        settings = self.settings
         record.level += 1
         whole_s = min(settings.base_s * record.level, settings.most_s)
         for_s = whole_s * (1.0 - settings.jitter * self._rng.random())

@@ -111,15 +111,21 @@ class Entrance(Collector):
         config = self._parts.config
         if config.state.lookup == "direct":
             return None
-        cost = getattr(config.policy, "prefill", None)
         return Hold(
             config.hold,
             clock=self._parts.clock,
             note=self._parts.metrics.held,
             tenant_of=lambda routed: routed.tenant or salt_scope(routed.prompt.salt),
-            cost=cost if isinstance(cost, PrefillCost) else PrefillCost(),
+            cost=_cost_of(config),
             places=self.admission,
         )
+
+    def adopt(self, config: Config) -> None:
+        """Go by what ``config`` says of admission and holding from now on."""
+        self.overload.adopt(config.admission.overload)
+        self.admission.adopt(config.admission)
+        if self.hold is not None:
+            self.hold.adopt(config.hold, _cost_of(config))
 
     def _tick(self) -> None:
         self.admission.refresh()
@@ -182,7 +188,7 @@ class Entrance(Collector):
             "warmroute_replica_limit", "Most requests in flight there.", labels=["replica"]
         )
         slowness = GaugeMetricFamily(
-            "warmroute_replica_slowness",
+            "warmroute_replica_slowness_ratio",
             "Times to first token against those of the idle replica.",
             labels=["replica"],
         )
@@ -193,3 +199,8 @@ class Entrance(Collector):
                 slowness.add_metric([replica], places.slowness)
         yield limits
         yield slowness
+
+
+def _cost_of(config: Config) -> PrefillCost:
+    cost = getattr(config.policy, "prefill", None)
+    return cost if isinstance(cost, PrefillCost) else PrefillCost()

@@ -81,6 +81,13 @@ class ConflictError(ClientError):
     code = "conflict"
 
 
+class MediaTypeError(ClientError):
+    """The body is not of the kind that the path takes."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
 class ExpectationFailedError(ClientError):
     """An ``Expect`` that is not ``100-continue``."""
 
@@ -160,6 +167,12 @@ class OverloadedError(RouterError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class StateAwayError(OverloadedError):
+    """The state store does not answer an operator's change: nothing was done."""
+
+    code = "state_unavailable"
 
 
 class AuditFailedError(OverloadedError):

@@ -158,6 +158,8 @@ class Feedback:
             learned.leave_to_events(replica, chain, told.gpu_blocks)
 
     def _page_tokens(self, choice: Choice) -> int | None:
+        if not choice.member.is_registered:
+            return None
         registered = self.know.reader.replicas().get(choice.member.replica)
         return registered.record.page_tokens if registered is not None else None
 

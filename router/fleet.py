@@ -127,6 +127,7 @@ class FleetTable:
         own = (member.endpoint for member in self._configured)
         self.registration = Registration(registration, own)
         self.registration.on_found = self.refresh
+        self._drained: frozenset[ReplicaId] = frozenset()
         self._seen: Mapping[ReplicaId, ReplicaState] | None = None
         self._members: dict[ReplicaId, Member] = {}
         self._identities: dict[ModelIdentity, ModelIdentity] = {}
@@ -151,6 +152,14 @@ class FleetTable:
             )
             self._seen = None
 
+    def drain(self, replicas: frozenset[ReplicaId]) -> None:
+        """Let exactly these get nothing new, by an operator's word; whoever has requests ends them.
+
+        A replica that leaves and comes back still drains.
+        """
+        self._drained = replicas
+        self._seen = None
+
     def members(self) -> Mapping[ReplicaId, Member]:
         """Return all members, live or not, in a stable order."""
         registered = self._reader.replicas()
@@ -173,6 +182,8 @@ class FleetTable:
         for member in self._configured:
             if member.endpoint not in taken and member.replica not in merged:
                 merged[member.replica] = member
+        for replica in self._drained & merged.keys():
+            merged[replica] = structs.replace(merged[replica], is_draining=True)
         self.adapters.settle(merged.values())
         self._have_events = any(member.has_events for member in merged.values())
         return merged

@@ -34,6 +34,7 @@ RANK_NAME = b"X-data-parallel-rank"
 """Tells an engine which of its data-parallel ranks shall compute; a client's own is dropped."""
 
 _DROPPED_PREFIXES = (OWN_PREFIX, b"proxy-")
+_REQUEST_ID_NAME = "X-Request-Id"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _CHAIN = re.compile(rb"[A-Za-z0-9._:\[\], -]{1,1024}")
 _NAME_BYTES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -218,13 +219,11 @@ def request_head(
 
     ``lines`` are those of ``request_lines``; the router's own go around them.
     """
-    own = ""
-    if request_id is not None:
-        own = f"X-Request-Id: {request_id}\r\n"
+    own = "" if request_id is None else f"X-Request-Id: {request_id}\r\n"
     if peer is not None:
-        own += f"X-Forwarded-For: {peer}\r\n"
+        own = f"{own}X-Forwarded-For: {peer}\r\n"
     if body_bytes or method in _WITH_BODY:
-        own += f"Content-Length: {body_bytes}\r\n"
+        own = f"{own}Content-Length: {body_bytes}\r\n"
     line = target.encode("utf-8", "surrogateescape")
     verb = method.encode("latin-1", "replace")
     is_token = method in _METHODS or _NAME_BYTES.fullmatch(verb) is not None
@@ -294,6 +293,10 @@ def added_lines(added: Sequence[tuple[str, str]]) -> bytes:
 
     A replica's headers of these names never pass. Raises ReplicaProtocolError for unsafe ones.
     """
+    if len(added) == 1 and added[0][0] == _REQUEST_ID_NAME:
+        value = added[0][1]
+        if value.isalnum() and value.isascii():  # as the router's own ids are
+            return b"%b: %b\r\n" % (_REQUEST_ID_NAME.encode(), value.encode())
     text = "".join([f"{name}: {value}\r\n" for name, value in added])
     lines = text.encode("latin-1", "replace")
     if _LINES.fullmatch(lines) is None or lines.count(b"\n") != len(added):

@@ -101,6 +101,10 @@ class Health:
         self.on_change: Callable[[], None] = lambda: None
         """Called when a replica went down or came up."""
 
+    def adopt(self, settings: HealthSettings) -> None:
+        """Check by other settings from each replica's next check on."""
+        self._settings = settings
+
     def is_up(self, replica: ReplicaId) -> bool:
         """Return whether the replica may be sent requests."""
         check = self._checks.get(replica)

@@ -104,6 +104,13 @@ class Hold:
         self.is_always_asked = settings.enabled
         """Whether a request may have to wait where there is a place for it."""
 
+    def adopt(self, settings: HoldSettings, cost: PrefillCost) -> None:
+        """Go by other settings from now on, and look again at who waits."""
+        self._settings, self._cost = settings, cost
+        self._queue.adopt(settings, self._places.queue_timeout_s if self._places else None)
+        self.is_always_asked = settings.enabled
+        self.wake()
+
     def __len__(self) -> int:
         return len(self._queue)
 

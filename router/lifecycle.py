@@ -85,6 +85,11 @@ class Lifecycle:
         if self._audit is not None:
             await self._audit.aclose()
 
+    @property
+    def audit(self) -> AuditLog | None:
+        """The audit log, which only one part of a process may open."""
+        return self._audit
+
     def routes(self) -> dict[str, Mapping[str, Handler]]:
         """Return what the operator's listener answers besides."""
         app = self._app

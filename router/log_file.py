@@ -30,7 +30,8 @@ class LogFile:
 
     def __init__(self, path: Path, header: bytes, max_bytes: int, keep_files: int) -> None:
         self._path = path
-        self._header = header
+        self.header = header
+        """May be replaced by another one, for the files that are begun from then on."""
         self._max_bytes = max_bytes
         self._keep_files = keep_files
         self._fd: int | None = None
@@ -65,7 +66,7 @@ class LogFile:
             os.close(fd)
             raise
         self._fd, self._written_bytes = fd, kept_bytes
-        self._append(fd, NEWLINE + self._header if is_torn else self._header)
+        self._append(fd, NEWLINE + self.header if is_torn else self.header)
         return fd
 
     def _rotate(self) -> int:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from policies.model import Decision
+    from router.saving import Savings
     from router.trace import DecisionRecord
     from state.figures import MirrorFigures
     from state.model import ReplicaId
@@ -33,6 +34,22 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BUCKETS_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 )  # fmt: skip
+DURATION_BUCKETS_S = (
+    0.01,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+)
 HELD_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 
@@ -129,6 +146,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.gauges = Gauges()
+        self.savings: Savings | None = None
         self.registry.register(self.gauges)
         self._requests = Tally(
             "warmroute_requests", "Requests by how they ended.", ["outcome", "code"]
@@ -156,6 +174,11 @@ class Metrics:
             "From the request's arrival to the first byte of the answer.",
             TTFT_BUCKETS_S,
         )
+        self._duration = Spread(
+            "warmroute_request_duration_seconds",
+            "From the request's arrival to the end of the answer.",
+            DURATION_BUCKETS_S,
+        )
         self._decision = Spread(
             "warmroute_decision_seconds",
             "Time to read the prompt and choose a replica.",
@@ -176,6 +199,7 @@ class Metrics:
                 self._predicted_tokens,
                 self._reported_tokens,
                 self._ttft,
+                self._duration,
                 self._decision,
                 self._holds,
                 self._held,
@@ -209,8 +233,11 @@ class Metrics:
                     self._kv_sources.add()
         if record.ttft_s is not None:
             self._ttft.observe(record.ttft_s)
+        self._duration.observe(record.duration_s)
         if record.reported_cached_tokens is not None:
             self._reported_tokens.add(record.reported_cached_tokens)
+        if self.savings is not None:
+            self.savings.note(record)
 
     def render(self) -> bytes:
         """Return the text that ``/metrics`` answers."""

@@ -146,6 +146,12 @@ DESCRIBED: Final[dict[str, Described]] = {
     "/admin/explain": Described("Why a request went where it went", query=("request",)),
     "/admin/events": Described("What happens, as it happens", EVENTS, _ANYTHING),
     "/admin/snapshot": Described("The fleet as it is", told=_ANYTHING),
+    "/admin/settings": Described("The settings in force, or a change of them", told=_ANYTHING),
+    "/admin/settings/history": Described("The last versions of the settings", told=_LIST),
+    "/admin/settings/{version}": Described("One version of the settings", told=_ANYTHING),
+    "/admin/settings/rollback": Described("Back to an earlier version", told=_ANYTHING),
+    "/admin/replicas/{id}/drain": Described("Let a replica get nothing new", told=_ANYTHING),
+    "/admin/replicas/{id}/undrain": Described("Let it be chosen again", told=_ANYTHING),
     "/admin/history": Described("The last minutes", told=_ANYTHING),
 }
 PAGE_PATHS: Final = ("/dashboard",)

@@ -149,7 +149,7 @@ class Outlook:
             routed.forecasts.clear()
         partly = know.trust.credits
         doubted = {key.replica for key in partly} if partly else NOBODY
-        found: dict[int, list[_Found]] = {}
+        found: dict[int, tuple[list[_Found], set[ReplicaId]]] = {}
         heads = NOTHING
         if routed.prompt.head is not None:
             heads = held_heads(routed, candidates, self, know.reader)
@@ -157,14 +157,19 @@ class Outlook:
         for member in candidates:
             replica = member.replica
             branch = self.branch(routed, member)
-            finds = found.get(id(branch))
-            if finds is None:
-                finds = found[id(branch)] = self._look_up(routed, branch, now_s)
+            looked_up = found.get(id(branch))
+            if looked_up is None:
+                finds = self._look_up(routed, branch, now_s)
+                looked_up = found[id(branch)] = (finds, _holders(finds))
+            finds, holders = looked_up
             others = foreign.get(replica)
             tips = others.tips if others is not None else ()
-            warmth = NO_WARMTH
+            warmth, proved = NO_WARMTH, 0
             if member.rank is None or routed.can_pin:
-                warmth, proved = self._warmth(routed, member, branch, finds, tips, is_live=is_live)
+                if tips or replica in holders:
+                    warmth, proved = self._warmth(
+                        routed, member, branch, finds, tips, is_live=is_live
+                    )
                 if proved or replica in doubted:
                     warmth = self._trusted(routed, member, warmth, proved, is_live=is_live)
                 if heads:
@@ -298,6 +303,14 @@ class Outlook:
             known = Forecast(certain_tokens, reach_tokens, proved_tokens)
         routed.forecasts[member.replica] = known._replace(credit=credit)
         return credited(warmth, credit)
+
+
+def _holders(finds: Sequence[_Found]) -> set[ReplicaId]:
+    """Return of whom anything is known at all; the others hold nothing."""
+    holders: set[ReplicaId] = set()
+    for _, resident, placed, guessed, kept, learned, _ in finds:
+        holders.update(resident, placed, guessed, kept, learned)
+    return holders
 
 
 def identity_of(routed: Routed, announced: ModelIdentity | None) -> ModelIdentity:

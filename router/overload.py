@@ -61,6 +61,10 @@ class OverloadLadder:
         self._held_s = 0.0
         self.rung = LoadRung.NORMAL
 
+    def adopt(self, settings: OverloadSettings) -> None:
+        """Go by other thresholds from the next look on."""
+        self._settings = settings
+
     def observe(self, memory_share: float | None, lag_s: float, now_s: float) -> LoadRung:
         """Take one look into account; ``memory_share`` is None where memory has no limit."""
         self._lags_s.append(lag_s)
@@ -100,6 +104,10 @@ class Overload:
         self.used_bytes: int | None = None
         self.rung = LoadRung.NORMAL
         self.entered: Counter[LoadRung] = Counter()
+
+    def adopt(self, settings: OverloadSettings) -> None:
+        """Go by other thresholds from the next look on; the memory limit stays."""
+        self._ladder.adopt(settings)
 
     async def run(self) -> None:
         """Look again and again until cancelled."""

@@ -30,6 +30,10 @@ class Panic:
         self.models: dict[str, float | None] = {}
         """Since when there has been enough again; None while there is not."""
 
+    def adopt(self, fraction: float, leave_s: float) -> None:
+        """Go by other thresholds from the next look on."""
+        self._fraction, self._leave_s = fraction, leave_s
+
     def look(self, counts: Mapping[str, Count], now_s: float) -> list[tuple[str, bool]]:
         """Return which models entered (True) or left since the last look."""
         turns: list[tuple[str, bool]] = []

@@ -29,6 +29,7 @@ from router.gate import load_secret
 from router.lifecycle import Lifecycle
 from router.listener import Listener
 from router.openapi import with_document
+from router.setting_life import SettingLife
 from router.state_reader import enter_reader
 from router.tls import listener_contexts, watch_tls
 from router.upkeep import supervise
@@ -115,6 +116,7 @@ async def serve(
         app.metrics.registry.register(app.tls)
         if scopes is not None:
             app.lifecycle = await stack.enter_async_context(Lifecycle(app, scopes))
+        app.settings = await stack.enter_async_context(SettingLife(app, state_url))
         stack.push_async_callback(app.pool.close)
         stack.push_async_callback(app.resilience.close)
         stack.push_async_callback(app.tokens.close)

@@ -22,6 +22,12 @@ class Ramp:
         self._ramp_s = ramp_s
         self.since_s: dict[ReplicaId, float] = {}
 
+    def adopt(self, ramp_s: float) -> None:
+        """Let those that are warming up be warm after ``ramp_s``, too."""
+        self._ramp_s = ramp_s
+        if ramp_s == 0:
+            self.since_s.clear()
+
     def begin(self, replica: ReplicaId, now_s: float) -> None:
         """Let ``replica`` begin with little."""
         if self._ramp_s > 0:

@@ -35,7 +35,7 @@ ERROR_BYTES = 4_096
 """So much of an error's body is looked at."""
 
 
-class RelayRequest(Struct, frozen=True, kw_only=True):
+class RelayRequest(Struct, frozen=True):
     """What goes to the replica. ``headers`` are the client's; those that may pass go on.
 
     ``lines`` go in their place where they are given.
@@ -65,7 +65,7 @@ class RelayRequest(Struct, frozen=True, kw_only=True):
     lines: bytes | None = None
 
 
-class Relayed(Struct, frozen=True, kw_only=True):
+class Relayed(Struct, frozen=True):
     """A relay that was committed: return ``response`` from the handler, whatever the outcome.
 
     ``error_body`` is the beginning of a JSON answer of 5xx; ``retry_after_s`` that of 429 and 503.
@@ -104,14 +104,14 @@ def _relayed(exchange: Exchange) -> Relayed:
         finally:
             del error  # its traceback refers to this frame
     return Relayed(
-        response=hand,
-        status=hand.status,
-        outcome=exchange.outcome,
-        reason=exchange.reason,
-        usage=observer.usage() if observer is not None else None,
-        body_bytes=hand.body_bytes,
-        first_byte_s=exchange.first_byte_s,
-        is_done_seen=stream is not None and stream.is_done,
+        hand,
+        hand.status,
+        exchange.outcome,
+        exchange.reason,
+        observer.usage() if observer is not None else None,
+        hand.body_bytes,
+        exchange.first_byte_s,
+        stream is not None and stream.is_done,
         error_body=_beginning(observer) if hand.status >= SERVER_ERROR else b"",
         retry_after_s=exchange.retry_after_s,
     )

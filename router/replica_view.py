@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct, structs
+from msgspec import Struct, structs, to_builtins
 
 from prompt.model import Unroutable
 from router.availability import StandingView
@@ -23,6 +23,7 @@ from state.model import ReplicaFacts, ReplicaLoad, Rung
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from router.chooser import DecidedBy
     from router.config import Config
     from router.fleet import FleetTable, Member
     from router.health import Health
@@ -112,6 +113,7 @@ class RouterView(Struct, frozen=True, kw_only=True):
     state: str | None
     lookup: str
     policy: str
+    settings_version: int = 0
     models: tuple[ModelView, ...] = ()
     default_tokens: str = ""
     has_tenants: bool = False
@@ -137,6 +139,7 @@ class ViewParts:
     trust: Callable[[], Sequence[TrustRow]]
     standing: Callable[[ReplicaId], StandingView]
     admission: Callable[[], AdmissionView] | None = None
+    decided_by: Callable[[], DecidedBy] | None = None
 
 
 class FleetView:
@@ -210,12 +213,17 @@ class FleetView:
         parts = self._parts
         config = parts.config
         rung, age_s = parts.reader.freshness()
+        policy: object = config.policy
+        version = 0
+        if parts.decided_by is not None:
+            policy, version = parts.decided_by()
         return RouterView(
             rung=rung,
             state_age_s=round(age_s, 3),
             state=redact(config.state.redis) if config.state.redis else None,
             lookup=config.state.lookup,
-            policy=str(type(config.policy).__struct_config__.tag),
+            policy=kind_of(policy),
+            settings_version=version,
             models=tuple(self._models()),
             default_tokens=config.tokens.source,
             has_tenants=bool(config.tenants),
@@ -276,3 +284,8 @@ class FleetView:
             answered=dict(answered),
             unreported=dict(unreported),
         )
+
+
+def kind_of(policy: object) -> str:
+    """Return what a policy is called in the configuration."""
+    return str(to_builtins(policy)["kind"])

@@ -77,6 +77,10 @@ class RouteTable:
         if methods is None and path.startswith("/admin/scopes/"):
             is_rotation = path.endswith("/rotate")
             methods = self._routes.get(f"/admin/scopes/{{name}}{'/rotate' if is_rotation else ''}")
+        if methods is None and path.startswith("/admin/settings/"):
+            methods = self._routes.get("/admin/settings/{version}")
+        if methods is None and path.startswith("/admin/replicas/"):
+            methods = self._routes.get(f"/admin/replicas/{{id}}/{path.rpartition('/')[2]}")
         if methods is None and self._below and _PLAIN_PATH.fullmatch(path):
             fitting = [below for below in self._below if path.startswith(below)]
             methods = self._below[max(fitting, key=len)] if fitting else None

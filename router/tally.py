@@ -7,6 +7,7 @@ looks its labels up again each time, some 1 us.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -27,12 +28,13 @@ class Tally:
         self._name = name
         self._text = text
         self._labels = tuple(labels)
-        self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
+        self._values: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        if not labels:
+            self._values[()] = 0.0
 
     def add(self, amount: float = 1.0, labels: tuple[str, ...] = ()) -> None:
         """Count ``amount`` more under these label values."""
-        values = self._values
-        values[labels] = values.get(labels, 0.0) + amount
+        self._values[labels] += amount
 
     def metric(self) -> Metric:
         """Return what is counted so far."""

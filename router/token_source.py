@@ -23,12 +23,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct, structs
-from prometheus_client import Counter
 
 from prompt.known import KnownTokens
 from prompt.model import PromptTokens, Unroutable
 from prompt.question import question_of
+from router.metrics import Counts
 from router.rank import one_of_each_engine
+from router.tally import Tally
 from router.token_call import Respondent, Result
 from state.breaker import Admission, Breaker
 from state.rhythm import Backoff
@@ -119,10 +120,12 @@ class TokenSource:
         self._mismatches: dict[str, int] = {}
         self._distrusted_until_s: dict[str, float] = {}
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="tokens")
-        self._results = Counter(
-            "warmroute_engine_tokens", "Prompts whose tokens an engine was to tell, by result.",
-            ["result"], registry=parts.registry,
-        )  # fmt: skip
+        self._results = Tally(
+            "warmroute_engine_tokenizations",
+            "Prompts whose tokens an engine was to tell, by result.",
+            ["result"],
+        )
+        parts.registry.register(Counts(self._results))
 
     async def close(self) -> None:
         """Give up every open question."""
@@ -143,7 +146,7 @@ class TokenSource:
         if not members:
             return prompt
         answer = await self._answer(path, body, prompt, members)
-        self._results.labels(answer.result.value).inc()
+        self._results.add(1, (answer.result.value,))
         if answer.result is Result.WRONG:
             return structs.replace(prompt, prompts=(), unroutable=Unroutable.WRONG_TOKENS)
         if answer.tokens is None:
@@ -159,7 +162,7 @@ class TokenSource:
         if not is_other:
             self._mismatches.pop(model, None)
             return
-        self._results.labels(Result.WRONG.value).inc()
+        self._results.add(1, (Result.WRONG.value,))
         self._mismatches[model] = self._mismatches.get(model, 0) + 1
         if self._mismatches[model] >= MAX_MISMATCHES:
             _log.warning("prompts have other lengths than the engines told: bytes are used")

@@ -36,7 +36,7 @@ class DecisionRecord(Struct, frozen=True):
     ``request_id`` is the router's own; ``client_request_id`` is what the client called it.
     ``unroutable`` says why no prefix could be computed, when none could. ``held_s``: what it waited
     in the router for its replica. ``tenant`` is whose key came with it; ``is_salted``: its body has
-    a cache salt.
+    a cache salt. ``settings_version`` is what the last decision was made by; 0: the file alone.
     """
 
     request_id: str
@@ -65,6 +65,7 @@ class DecisionRecord(Struct, frozen=True):
     held_s: float = 0.0
     tenant: str | None = None
     is_salted: bool = False
+    settings_version: int = 0
 
 
 class DecisionTrace:

@@ -36,19 +36,19 @@ class TrustMetrics(Collector):
         know = self._feedback.know
         books = dict(islice(reversed(know.trust.books().items()), MAX_SERIES))
         yield _gauge(
-            "warmroute_prediction_precision",
+            "warmroute_prediction_precision_ratio",
             "Part of the predicted cached tokens that the engine reported, decayed.",
             books,
             lambda book: book.precision.by_token,
         )
         yield _gauge(
-            "warmroute_prediction_recall",
+            "warmroute_prediction_recall_ratio",
             "Part of the reported cached tokens that was predicted, decayed.",
             books,
             lambda book: book.recall.by_token,
         )
         yield _gauge(
-            "warmroute_prediction_credit",
+            "warmroute_prediction_credit_ratio",
             "Part of a prediction that counts in decisions.",
             books,
             lambda book: book.credit,

@@ -78,9 +78,9 @@ def render_kv(report: KvReport, refused_sources: int) -> str:
             "KV bytes copied between tiers.",
             _moves(tiers, report.peers),
         ),
-        ("saved_ms_total", "counter", "Prefill not computed.", _each(sources, _saved_ms)),
-        ("spent_ms_total", "counter", "Time of moving pages.", _each(sources, _spent_ms)),
-        ("latency_ms", "gauge", "Measured latency of a fetch.", _known(sources, _latency_ms)),
+        ("saved_seconds_total", "counter", "Prefill not computed.", _each(sources, _saved_s)),
+        ("spent_seconds_total", "counter", "Time of moving pages.", _each(sources, _spent_s)),
+        ("latency_seconds", "gauge", "Measured latency of a fetch.", _known(sources, _latency_s)),
         (
             "bytes_per_second",
             "gauge",
@@ -94,7 +94,7 @@ def render_kv(report: KvReport, refused_sources: int) -> str:
             _each(tiers, lambda t: t.largest_free_run_pages),
         ),
         (
-            "fragmentation",
+            "fragmentation_ratio",
             "gauge",
             "1 - longest free run / free pages.",
             _each(tiers, lambda t: t.fragmentation),
@@ -125,12 +125,12 @@ def _hits(tier: TierReport) -> float:
     return tier.hits
 
 
-def _saved_ms(tier: TierReport) -> float:
-    return tier.saved_ms
+def _saved_s(tier: TierReport) -> float:
+    return tier.saved_ms / 1000.0
 
 
-def _spent_ms(tier: TierReport) -> float:
-    return tier.spent_ms
+def _spent_s(tier: TierReport) -> float:
+    return tier.spent_ms / 1000.0
 
 
 def _held_bytes(tier: TierReport) -> float:
@@ -155,8 +155,8 @@ def _as_tier(peers: PeerReport) -> TierReport:
     )
 
 
-def _latency_ms(tier: TierReport) -> float | None:
-    return tier.latency_ms
+def _latency_s(tier: TierReport) -> float | None:
+    return None if tier.latency_ms is None else tier.latency_ms / 1000.0
 
 
 def _bytes_per_s(tier: TierReport) -> float | None:

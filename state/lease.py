@@ -212,14 +212,20 @@ class LeaseBook:
         account = self._accounts.get(replica)
         if account is None:
             return NO_WORK
-        prefilling = account.prefilling
+        recent, work_ms, prefilling = account.recent, account.work_ms, account.prefilling
+        age_s = now_s - account.recent_at_s
+        if age_s > 0.0:  # as ``_decayed`` has it, without a call
+            recent *= math.exp2(-age_s / self._half_life_s)
+        age_s = now_s - account.work_at_s
+        if age_s > 0.0:  # and ``_faded``
+            work_ms *= math.exp(-age_s / LOAD_S)
         return ReplicaWork(
             len(account.live),
-            self._decayed(account, now_s),
+            recent,
             len(prefilling),
             account.uncached_tokens,
             _backlog_ms(account, now_s, speed) if prefilling else 0.0,
-            _faded(account, now_s) / LOAD_S,
+            work_ms / LOAD_S,
             account.hold_s,
         )
 

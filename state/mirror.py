@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from redis.exceptions import ReadOnlyError, ResponseError
 
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _NO_ANSWER = "no answer"
+_LIVE: Final = Rung.LIVE
+"""By a name of its own: an enumeration's members are slow to reach."""
 _POLL_CHUNK = 64
 _SWEEP_BLOCKS = 4096
 
@@ -179,8 +181,9 @@ class Mirror:
             age_s = now_s - min(self._registry_ok_s, self._tail_ok_s)
             if self._refused_s is not None:  # nothing new can be announced
                 age_s = max(age_s, now_s - self._refused_s)
-            if self._ladder.stays_live(age_s):  # as for nearly every request
-                return self._ladder.rung, age_s
+            ladder = self._ladder
+            if ladder.rung is _LIVE and age_s < ladder.live_below_s:  # as for nearly every request
+                return _LIVE, age_s
         has_moved = self._ladder.observe(age_s, now_s)
         rung, shown_s = self._ladder.rung, now_s - self._started_s if age_s is None else age_s
         if has_moved:

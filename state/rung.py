@@ -21,12 +21,22 @@ _LIVE: Final = Rung.LIVE
 class Ladder:
     """The present rung and how often each was entered. Clock values are passed in, in seconds."""
 
-    __slots__ = ("_clean_since_s", "_timing", "_was_live", "entered", "is_outdated", "rung")
+    __slots__ = (
+        "_clean_since_s",
+        "_timing",
+        "_was_live",
+        "entered",
+        "is_outdated",
+        "live_below_s",
+        "rung",
+    )
 
     def __init__(self, timing: MirrorTiming) -> None:
         self._timing = timing
         self._clean_since_s: float | None = None
         self._was_live = False
+        self.live_below_s = min(timing.stale_after_s, timing.local_after_s)
+        """A view of less age is live: observing one changes nothing while the rung is."""
         self.rung = Rung.LOCAL
         self.is_outdated = False
         """The copy is too old to be believed; before the first view there is none that is old."""
@@ -36,10 +46,6 @@ class Ladder:
     def note_failure(self) -> None:
         """Start the wait for the next rise again."""
         self._clean_since_s = None
-
-    def stays_live(self, age_s: float) -> bool:
-        """Return whether the rung is LIVE and a view of this age changes nothing."""
-        return self.rung is _LIVE and self._seen(age_s) is _LIVE
 
     def observe(self, age_s: float | None, now_s: float) -> bool:
         """Take in the age of the view, None before the first whole one; True when it moved."""

@@ -5,7 +5,8 @@ import { byId, el, setText } from "./dom.js";
 import { clock, count, digits, many, NONE, time } from "./format.js";
 import { Table } from "./table.js";
 
-const KEPT = 100;
+const KEPT = 1_000;
+const SHOWN = 100;
 const isWrong = (one) => one.status >= 400 || one.attempts > 1;
 
 const COLUMNS = [
@@ -37,7 +38,7 @@ export class Decisions {
     this.leftOut = 0;
     this.listen = null;
     this.table = new Table(byId("decisions-table"), {
-      label: "Decisions", columns: COLUMNS, key: (one) => one.request_id, unsorted: true,
+      label: "Decisions", columns: COLUMNS, key: (one) => one.request_id, unsorted: true, most: SHOWN,
       open: (one) => explain(one.request_id),
       empty: () => [
         el("b", {}, "No request has ended yet. "), "Send one: ",
@@ -66,9 +67,10 @@ export class Decisions {
 
   show(snapshot) {
     this.listen = snapshot?.router.listen ?? this.listen;
-    this.table.show(this.kept);
+    const shown = this.table.show(this.kept);
+    const some = shown < this.kept.length ? `, ${count(shown)} of them shown` : "";
     const left = this.leftOut ? ` · ${count(this.leftOut)} more were too many to show` : "";
-    setText(byId("decisions-note"), this.kept.length ? `the last ${many(this.kept.length, "request")}${left}` : "");
+    setText(byId("decisions-note"), this.kept.length ? `the last ${many(this.kept.length, "request")}${some}${left}` : "");
   }
 }
 

@@ -6,12 +6,13 @@
 import { arrange, el, setAttribute, setText } from "./dom.js";
 
 export class Table {
-  constructor(parent, { label, columns, key, empty, open, sort, descending = false, unsorted = false }) {
+  constructor(parent, { label, columns, key, empty, open, sort, descending = false, unsorted = false, most = Infinity }) {
     this.columns = columns;
     this.key = key;
     this.open = open;
     this.sort = sort ?? (unsorted ? null : columns[0].id);
     this.descending = descending;
+    this.most = most;
     this.rows = [];
     this.kept = new Map();
     this.matches = () => true;
@@ -49,10 +50,10 @@ export class Table {
     this.show(this.rows);
   }
 
-  /** Show these rows; return how many of them match the filter. */
+  /** Show these rows, as far as they match and there is room; return how many are shown. */
   show(rows) {
     this.rows = rows;
-    const shown = this.#sorted(rows.filter(this.matches));
+    const shown = this.#sorted(rows.filter(this.matches)).slice(0, this.most);
     for (const [id, head] of this.heads) {
       const order = this.descending ? "descending" : "ascending";
       setAttribute(head, "aria-sort", id === this.sort ? order : "none");

@@ -142,7 +142,8 @@ def _refuse_twice(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def _agrees(body: bytes, model: str, once: Iterable[str]) -> None:
     """Check that Python's parser reads what was accepted, and the same model in it."""
     read = json.loads(body.decode("utf-8"), object_pairs_hook=_refuse_twice)
-    assert (read.get("model") or "") == model
+    named = read.get("model")
+    assert (named if isinstance(named, str) else "") == model
     for name in ("model", "cache_salt", *once):
         assert read[""].count(name) <= 1
 
@@ -200,7 +201,7 @@ def salt(data: bytes) -> None:
         body = salted(data, _FIELD)
         with contextlib.suppress(BadPromptError):
             read_plain(body, is_json=True)
-            _agrees(body, json.loads(body).get("model") or "", [])
+            _agrees(body, read_plain(body, is_json=True).model, [])
             assert json.loads(body)["cache_salt"] == "ours"
 
 

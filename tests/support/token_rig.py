@@ -109,7 +109,7 @@ class Rig:
             sample.labels["result"]: int(sample.value)
             for family in self.registry.collect()
             for sample in family.samples
-            if sample.name == "warmroute_engine_tokens_total" and sample.value
+            if sample.name == "warmroute_engine_tokenizations_total" and sample.value
         }
 
 

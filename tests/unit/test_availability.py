@@ -52,9 +52,12 @@ class Checks:
 class Rig:
     """Four replicas of one model."""
 
-    def __init__(self, ramp_s: float = 30.0, age_s: float = 100.0) -> None:
+    def __init__(
+        self, ramp_s: float = 30.0, age_s: float = 100.0, down: Sequence[ReplicaId] = ()
+    ) -> None:
         self.now_s = 1_000.0
         self.checks = Checks()
+        self.checks.down = set(down)
         reader = MemoryState(clock=lambda: 0.0).reader(RouterId("me"))
         configured = [StaticReplica(url=f"http://127.0.0.1:{9_000 + i}", name=name)
                       for i, name in enumerate(NAMES)]  # fmt: skip
@@ -208,6 +211,15 @@ def test_where_none_passes_its_checks_there_is_nobody() -> None:
     rig.turn(*NAMES)
     assert rig.offered() == []
     assert not rig.table.short_models
+
+
+def test_replicas_that_never_came_are_no_reason_to_panic() -> None:
+    """A54: 1 of 4 is there at the start, and enough; one that comes later warms up."""
+    rig = Rig(down=[R1, R2, R3])
+    assert rig.offered() == [R0]
+    assert not rig.table.short_models
+    rig.turn(R2, R3)
+    assert rig.states()[:2] == [Standing.UP, Standing.SLOW_START]
 
 
 def test_one_good_replica_of_two_is_no_panic() -> None:

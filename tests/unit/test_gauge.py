@@ -42,10 +42,10 @@ def test_every_tier_has_its_figures() -> None:
     rows = _rows(REPORT, refused_sources=3)
     assert rows["warmroute_kv_bytes", "tier=device"] == 400
     assert rows["warmroute_kv_hits_total", "tier=device"] == 4
-    assert rows["warmroute_kv_saved_ms_total", "tier=host"] == 1.5
-    assert rows["warmroute_kv_spent_ms_total", "tier=host"] == 0
+    assert rows["warmroute_kv_saved_seconds_total", "tier=host"] == 0.0015
+    assert rows["warmroute_kv_spent_seconds_total", "tier=host"] == 0
     assert rows["warmroute_kv_largest_free_run_pages", "tier=host"] == 0
-    assert rows["warmroute_kv_fragmentation", "tier=host"] == 0
+    assert rows["warmroute_kv_fragmentation_ratio", "tier=host"] == 0
     assert rows[("warmroute_kv_refused_sources_total",)] == 3
 
 
@@ -87,9 +87,9 @@ def test_only_what_was_measured_has_a_latency_and_a_rate() -> None:
     )
     peers = PeerReport(latency_ms=1.5, bytes_per_s=1e8)
     rows = _rows(KvReport([*REPORT.tiers, disk], peers))
-    latencies = {row: rows[row] for row in rows if row[0] == "warmroute_kv_latency_ms"}
+    latencies = {row: rows[row] for row in rows if row[0] == "warmroute_kv_latency_seconds"}
     assert {row[1]: value for row, value in latencies.items()} == {
-        "tier=disk": 0.5,
-        "tier=peer": 1.5,
+        "tier=disk": 0.0005,
+        "tier=peer": 0.0015,
     }
     assert rows["warmroute_kv_bytes_per_second", "tier=disk"] == 2e9

@@ -68,7 +68,8 @@ def test_a_name_of_a_field_that_is_no_plain_word_is_not_repeated() -> None:
 def test_a_model_may_be_left_out_and_may_not_be_anything() -> None:
     assert read_plain(b"{}", is_json=True).model == ""
     assert read_plain(b'{"model":null}', is_json=True).model == ""
-    for model in (b"1", b'"a\\nb"', b'"%b"' % (b"m" * 257)):
+    assert read_plain(b'{"model":1}', is_json=True).model == ""  # the engine's own to refuse
+    for model in (b'"a\\nb"', b'"%b"' % (b"m" * 257)):
         with pytest.raises(BadPromptError) as caught:
             read_plain(b'{"model":%b}' % model, is_json=True)
         assert caught.value.field == "model"

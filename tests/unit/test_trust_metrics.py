@@ -57,7 +57,7 @@ async def test_shares_credits_totals_and_diagnoses_are_series_of_their_own() -> 
     shown = samples(loop)
     labels = {"replica": "a", "model": "m", "ground": "events"}
     for name, value in (("precision", 0.5), ("recall", 1.0), ("credit", 0.5)):
-        [sample] = shown[f"warmroute_prediction_{name}"]
+        [sample] = shown[f"warmroute_prediction_{name}_ratio"]
         assert (sample.labels, round(sample.value, 6)) == (labels, value)
     totals = {s.labels["side"]: s.value for s in shown["warmroute_compared_tokens_total"]}
     assert totals == {"predicted": 60 * 1_280, "reported": 60 * 640, "matched": 60 * 640}
@@ -74,7 +74,7 @@ async def test_thousands_of_adapters_make_a_bounded_number_of_series() -> None:
     for number in range(3 * MAX_SERIES):
         key = BookKey(A, f"adapter-{number}", Ground.EVENTS)
         loop.choosing.know.trust.observe(key, Observation(64, 64, 64), 0.0)
-    shown = samples(loop)["warmroute_prediction_precision"]
+    shown = samples(loop)["warmroute_prediction_precision_ratio"]
     assert len(shown) == MAX_SERIES
     assert f"adapter-{3 * MAX_SERIES - 1}" in {sample.labels["model"] for sample in shown}
 

@@ -256,4 +256,4 @@ async def test_a_router_without_a_tokenizer_knows_what_the_engine_knows(
             assert second.predicted_tokens == second.cached_tokens
         async with fleet.http.get(f"{fleet.router.admin_url}/metrics") as answer:
             shown = await answer.text()
-    assert 'warmroute_engine_tokens_total{result="answered"} 16.0' in shown
+    assert 'warmroute_engine_tokenizations_total{result="answered"} 16.0' in shown

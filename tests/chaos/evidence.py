@@ -1,0 +1,196 @@
+"""What the checker judges: plain records of clients, replicas, routers and the system.
+
+Nothing here knows how the router works. Times are ``time.monotonic`` of one machine, in seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from chaos.speech import NONCE, piece
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class End(enum.StrEnum):
+    """How a request ended, as its client saw it."""
+
+    COMPLETE = "complete"
+    HTTP_ERROR = "HTTP error"
+    ERROR_EVENT = "error event"
+    CLOSED = "connection closed"
+    LEFT = "left by the client"
+    HUNG = "hung"
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientLine:
+    """One request of a client. ``pieces`` are the good ones from the first on, in order."""
+
+    request: str
+    tenant: str
+    router: int
+    nonce: str
+    is_stream: bool
+    began_s: float
+    is_repeatable: bool = True
+    wanted_pieces: int = 0
+    own_prefix_tokens: int = 0
+    ended_s: float = float("inf")
+    status: int | None = None
+    end: End = End.HUNG
+    pieces: int = 0
+    says_done: bool = False
+    attempts: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    error_code: str = ""
+    first_byte_s: float | None = None
+    phase: str = ""
+
+    @property
+    def took_s(self) -> float:
+        """How long the client waited."""
+        return self.ended_s - self.began_s
+
+
+@dataclass(slots=True, kw_only=True)
+class Outage:
+    """When a router could not answer because of what was done to it."""
+
+    router: int
+    from_s: float
+    until_s: float = float("inf")
+
+
+@dataclass(slots=True, kw_only=True)
+class Sample:
+    """One look at a running router; ``series`` are its metrics by name and labels."""
+
+    router: int
+    life: int
+    at_s: float
+    series: dict[str, float]
+    rss_bytes: int = 0
+    descriptors: int = 0
+    requests: int = 0
+    live_ms: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Rest:
+    """A router when nothing is asked any more."""
+
+    router: int
+    inflight: float
+    descriptors: int
+    descriptors_before: int
+    pool: int
+    half_closed: int
+    rss_bytes: int
+    rss_before: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Evidence:
+    """All that a run left behind."""
+
+    key: bytes
+    clients: list[ClientLine] = field(default_factory=list)
+    replicas: list[dict[str, Any]] = field(default_factory=list)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    outages: list[Outage] = field(default_factory=list)
+    rests: list[Rest] = field(default_factory=list)
+    replica_active: dict[str, int] = field(default_factory=dict)
+    artefacts: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    keys_without_ttl: list[str] = field(default_factory=list)
+    redis_clients: tuple[int, int] = (0, 0)
+    replica_names: frozenset[str] = frozenset()
+    lost_replicas: int = 0
+
+
+@dataclass(slots=True)
+class Reading:
+    """What an answer says, taken apart without trust."""
+
+    pieces: int = 0
+    says_done: bool = False
+    attempts: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    error_code: str = ""
+
+    def add(self, attempt: str, text: str, key: bytes, nonce: str) -> None:
+        """Judge the text of one event or answer, which is any number of whole pieces."""
+        if attempt not in self.attempts:
+            self.attempts.append(attempt)
+        for word in text.split():
+            if f"{word} " != piece(key, nonce, self.pieces):
+                self.faults.append(f"not piece {self.pieces} of this request")
+                return
+            self.pieces += 1
+
+
+def foreign_canaries(text: str, own: str) -> list[str]:
+    """Return canaries in ``text`` that are not ``own``."""
+    return sorted(set(NONCE.findall(text)) - {own})
+
+
+def read_stream(body: bytes, key: bytes, nonce: str) -> Reading:
+    """Take a stream apart; what is cut off at its end is no fault."""
+    reading = Reading()
+    events = body.split(b"\n\n")
+    for raw in events[:-1]:
+        data = raw.removeprefix(b"data: ")
+        if data == b"[DONE]":
+            reading.says_done = True
+            continue
+        try:
+            event = json.loads(data)
+        except ValueError:
+            reading.faults.append("an event that is no JSON")
+            continue
+        if "error" in event:
+            reading.error_code = str(event["error"].get("code") or event["error"].get("type"))
+        elif reading.says_done or reading.error_code:
+            reading.faults.append("text after the end")
+        else:
+            text = event["choices"][0]["delta"]["content"] if event["choices"] else ""
+            reading.add(event["id"], text, key, nonce)
+    if foreign_canaries(body.decode("utf-8", "replace"), nonce):
+        reading.faults.append("foreign canary")
+    return reading
+
+
+def read_answer(body: bytes, key: bytes, nonce: str) -> Reading:
+    """Take a whole answer that is no stream apart."""
+    reading = Reading()
+    try:
+        told = json.loads(body)
+    except ValueError:
+        reading.faults.append("an answer that is no JSON")
+        return reading
+    if "error" in told:
+        error = told["error"]
+        reading.error_code = str(error.get("code") or error.get("type")) if error else ""
+    else:
+        reading.add(told["id"], told["choices"][0]["message"]["content"], key, nonce)
+        reading.says_done = True
+    if foreign_canaries(body.decode("utf-8", "replace"), nonce):
+        reading.faults.append("foreign canary")
+    return reading
+
+
+def read_ledger(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a replica's ledger; the last may be torn."""
+    lines = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return lines
