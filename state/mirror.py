@@ -159,10 +159,7 @@ class Mirror:
             self._lease_beat.nudge()
 
     def foreign_leases(self) -> Mapping[ReplicaId, LeaseTotals]:
-        """Return the leases of all other live routers, summed per replica.
-
-        Without news for as long as a lease lives, nothing is known of the others.
-        """
+        """Return the sums of all other live routers; nothing without news for a lease's life."""
         return self._leases.foreign()
 
     @property

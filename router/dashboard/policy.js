@@ -15,6 +15,12 @@ const RUNGS = {
   local: "local: what this router sent where, and load",
 };
 
+const TOKENS = {
+  engine: "asked of engines, no model has a tokenizer here",
+  bytes: "none, prompts are read as bytes",
+  off: "none, requests go by load",
+};
+
 let shown = "";
 
 export function showPolicy(snapshot) {
@@ -29,7 +35,7 @@ export function showPolicy(snapshot) {
     ...Object.entries(router).filter(([name]) => !KNOWN.has(name)).map(([name, value]) => [words(name), tree(value)]),
     ["Shared state", `${router.state ?? "a private server"} · ${router.lookup}`],
     ["Rung", `${RUNGS[router.rung] ?? router.rung}${router.rung === "live" ? "" : `, ${age(router.state_age_s)} old`}`],
-    ["Tokens", router.models.length ? null : `of no configured model; else from: ${router.default_tokens}`],
+    ["Tokens", router.models.length ? null : TOKENS[router.default_tokens] ?? router.default_tokens],
     ...router.models.map((model) => [`Model ${model.name}`, model.tokenizer ? `tokenizer ${model.tokenizer}` : `tokens from ${model.tokens ?? router.default_tokens}`]),
     ...admission(router.admission),
     ["Last requests", recent.requests ? `${count(recent.requests)}, of them ${count(recent.short)} shorter than a block, ${count(recent.inexact)} long ones read as bytes` : null],
@@ -57,7 +63,7 @@ function tree(value) {
   return String(value);
 }
 
-const words = (name) => name.replaceAll("_", " ");
+const words = (name) => name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
 
 const FACTS = ["Policy", "State", "Replicas", "Clients", "Up for", "Version"];
 let cells = null;

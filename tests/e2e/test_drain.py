@@ -53,10 +53,11 @@ async def begun(stage: Stage, count: int) -> list[RawClient]:
 
 async def status_of(port: int, path: str) -> int:
     client = await RawClient.connect(port)
-    client.send(get(path))
-    reply = await client.reply()
-    await client.close()
-    return reply.status
+    try:
+        client.send(get(path))
+        return (await client.reply()).status
+    finally:
+        client.abort()
 
 
 async def ready_is(port: int, status: int) -> None:
@@ -220,11 +221,15 @@ class Pair:
         """Return what went wrong; nothing for a good answer."""
         try:
             client = await RawClient.connect(port)
+        except OSError as error:
+            return repr(error)
+        try:
             client.send(post_to(chat_body(stream=False)))
             reply = await client.reply()
-            await client.close()
         except (OSError, asyncio.IncompleteReadError) as error:
             return repr(error)
+        finally:
+            client.abort()
         return "" if reply.status == 200 and reply.is_complete else repr(reply)
 
 
