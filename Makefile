@@ -8,9 +8,9 @@ DEV := $(VENV)/.dev
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test docs-metrics test-observability test-data test-kill test-drain test-page test-slowhttp test-varnish test-timing test-flood test-vllm \
+.PHONY: help setup demo check format test docs-metrics test-observability test-data test-kill test-drain test-page test-slowhttp test-varnish test-timing test-flood test-bugs sbom audit test-vllm \
   test-vllm-long test-reference test-engine test-schemathesis fuzz soak \
-  gpu-check grid audit-timing bench-live bench bench-router bench-history bench-prompt bench-engine bench-tiers bench-transfer \
+  gpu-check grid audit-timing bench-live bench bench-router bench-request bench-history bench-prompt bench-engine bench-tiers bench-transfer \
   bench-publish bench-quick bench-peers bench-native lock clean
 
 help: ## Show the targets
@@ -88,6 +88,21 @@ test-drain: $(DEV) ## Ten restarts of one of two routers under load
 test-timing: $(DEV) ## Whether the time of a refusal tells of a key
 	@$(BIN)/python -m pytest -m heavy -rP tests/unit/test_gate_timing.py
 
+test-bugs: $(DEV) ## Seeded bugs, one at a time: does a test fail for each? (BUGS="--fast" or "--only TEXT"; 10 min)
+	@PYTHONPATH=.:tests $(BIN)/python -m bugs.run $(BUGS)
+
+sbom: $(DEV) ## A bill of materials (CycloneDX) of what running needs: build/sbom.json
+	@PYTHONPATH=.:tests $(BIN)/python -m support.sbom build/sbom.json
+
+audit: build/audit/.installed ## Known vulnerabilities of the locked packages (asks the package index)
+	@build/audit/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/runtime.lock
+
+build/audit/.installed:
+	@echo "installing pip-audit into build/audit"
+	@$(PYTHON) -m venv build/audit
+	@build/audit/bin/pip --disable-pip-version-check --quiet install 'pip-audit>=2.9,<3'
+	@touch $@
+
 test-flood: $(DEV) ## What one tenant's flood costs another, by the engine's eviction (10 min)
 	@$(BIN)/python -m pytest -m heavy -rP tests/e2e/test_tenant_quota.py
 
@@ -140,6 +155,9 @@ bench-router: bench-native ## CPU per request and chunk, latency, memory, beside
 
 bench-history: bench-native ## CPU against the length of the history; how long the loop is held
 	@$(BIN)/python bench/history_bench.py
+
+bench-request: $(DEV) ## The router's own code per request, by stage, without sockets (REQUEST="--stages")
+	@$(BIN)/python bench/request_bench.py $(REQUEST)
 
 bench-prompt: $(DEV) ## Reading prompts alone
 	@$(BIN)/python bench/prompt_bench.py

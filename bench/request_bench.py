@@ -9,9 +9,9 @@ cheapest counts: what else runs on the machine makes bursts dearer, and none che
 
 ``--stages`` wraps the functions that begin a stage and shows the time spent in each, less what it
 calls of the others; wrapping costs some 0.5 us a call, a part of which is in the figures.
-``--count`` runs so many requests of one kind and tells nothing: twice under ``valgrind
---tool=callgrind``, with two numbers, the difference is instructions per request, which no other
-process can change.
+``--count`` runs so many requests of one kind for a counter of instructions, which no other process
+can change: under ``valgrind --tool=callgrind --instr-atstart=no``, what that says it collected is
+of these requests alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import asyncio
 import gc
 import itertools
 import logging
+import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -64,6 +66,7 @@ PORTS = (7001, 7002)
 CAPACITY_TOKENS = 64_000_000
 FOR_EVER_S = 1e6
 READY_S = 10.0
+WARM_UP = 64
 RELAY, BYTES, EXACT = "bare relay", "byte blocks", "exact"
 KINDS = (RELAY, BYTES, EXACT)
 REQUEST = (
@@ -221,11 +224,8 @@ async def subject_of(kind: str, codec: Codec) -> Subject:
     app = App(config, {"bench": codec} if kind == EXACT else {}, mirror)
     replicas = Replicas(app.pool)
     checks = asyncio.create_task(app.health.run())
-    async with asyncio.timeout(READY_S):
-        while not app.fleet.candidates("bench", app.health):
-            await asyncio.sleep(0.01)
-        while app.pool.idle_connections < len(PORTS):
-            await asyncio.sleep(0.01)
+    await until(lambda: len(app.fleet.candidates("bench", app.health)) == len(PORTS))
+    await until(lambda: app.pool.idle_connections == len(PORTS))
     checks.cancel()
     server = Server(RouteTable(client_routes(app.proxy, app.admin)), config.limits)
     return Subject(Client(server, replicas), app, mirror)
@@ -286,9 +286,13 @@ async def run(options: argparse.Namespace, tokenizer: Path) -> None:
     if options.count:
         kind, size_kib, requests = options.count.split(":")
         talks = talks_of(int(size_kib), chars, load_codec(tokenizer))
-        turns = list(itertools.islice(talks, SESSIONS + int(requests)))
         subject = await subject_of(kind, codec)
+        await subject.client.burst(list(itertools.islice(talks, SESSIONS + WARM_UP)))
+        turns = list(itertools.islice(talks, int(requests)))
+        subject.refresh()
+        counting("on")
         await subject.client.burst(turns)
+        counting("off")
         return
     rows = []
     for size_kib in SIZES_KIB:
@@ -318,6 +322,20 @@ async def run(options: argparse.Namespace, tokenizer: Path) -> None:
     print(f"\n### By stage, us\n\n{table(['', *columns], lines)}")
 
 
+async def until(is_true: Callable[[], bool]) -> None:
+    """Wait for what comes soon; raises TimeoutError."""
+    for _ in range(1_000):
+        if is_true():
+            return
+        await asyncio.sleep(READY_S / 1_000)
+    raise TimeoutError
+
+
+def counting(word: str) -> None:
+    """Let callgrind, if it runs this process, count instructions, or no more."""
+    subprocess.run(["callgrind_control", "-i", word, str(os.getpid())], check=True)
+
+
 def settle() -> None:
     """Collect garbage as a router's process does."""
     gc.collect()
@@ -332,7 +350,7 @@ def main() -> None:
     parser.add_argument("--bursts", type=int, default=100, help="measured bursts")
     parser.add_argument("--requests", type=int, default=24, help="requests of one burst")
     parser.add_argument("--stages", action="store_true", help="by stage too")
-    parser.add_argument("--count", help="run KIND:KIB:REQUESTS once, for an instruction counter")
+    parser.add_argument("--count", help="run KIND:KIB:REQUESTS once, for callgrind")
     parser.add_argument("--tokenizer", type=Path, help="a directory with tokenizer and template")
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)

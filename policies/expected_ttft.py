@@ -114,14 +114,18 @@ class ExpectedTtft(
         mean_load = mean_of(loads)
         crowd = self.w_prefilling * mean_of([view.prefilling for view in fleet])
         least_full = LEAST_FULL if heat is None else HOT_FULL
-        tokens, alone_ms = request.prompt_tokens, _AloneMs(self.prefill)
-        best_ms = alone_ms[max(1, tokens - most_tokens), most_tokens]
+        tokens, cost_ms = request.prompt_tokens, self.prefill.ms
+        best_ms = cost_ms(max(1, tokens - most_tokens), most_tokens)
+        alone = {most_tokens: best_ms}
         candidates = []
         for view, load, others_ms in zip(
             fleet, loads, self._queued_ms(request, fleet), strict=True
         ):
             held, speed, n = view.cached_tokens, view.speed, view.inflight
-            own_ms = alone_ms[max(1, tokens - held), held] / speed
+            alone_ms = alone.get(held)
+            if alone_ms is None:  # those that hold as much share it
+                alone_ms = alone[held] = cost_ms(max(1, tokens - held), held)
+            own_ms = alone_ms / speed
             if view.lower_tier_tokens:
                 own_ms = min(own_ms, self._fetch_ms(tokens, view))
             copy_ms = 0.0
@@ -251,18 +255,6 @@ class ExpectedTtft(
             else 0.5 * self.prefill.ms(request.prompt_tokens, 0)
         )
         return [queue * each_ms for queue in queues]
-
-
-class _AloneMs(dict[tuple[int, int], float]):
-    """The time to compute so many tokens behind others at speed 1: cold replicas share theirs."""
-
-    def __init__(self, cost: PrefillCost) -> None:
-        super().__init__()
-        self._cost = cost
-
-    def __missing__(self, key: tuple[int, int]) -> float:
-        own_ms = self[key] = self._cost.ms(*key)
-        return own_ms
 
 
 def _covering_heat(request: RoutingRequest, most_tokens: int) -> Heat | None:

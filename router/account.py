@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from router.relay import Relayed
     from router.retry_budget import Claim
     from router.tenant import Tenant
+    from router.trace_context import TraceParent
     from state.model import ReplicaId
 
 CLIENT_CLOSED: Final = 499
@@ -31,6 +32,11 @@ class Call:
     path: str
     started_s: float
     started_unix_s: float
+    method: str = "POST"
+    trace_parent: TraceParent | None = None
+    """The trace that it came with."""
+    body_bytes: int | None = None
+    """Of its body as it went on; None where that did not come."""
     tenant: Tenant | None = None
     slot: Slot | None = None
     """Its place among its tenant's requests, where there are quotas."""
@@ -98,5 +104,6 @@ def record_of(parts: ProxyParts, call: Call, usage: Usage | None) -> DecisionRec
         held_s=call.held_s,
         tenant=call.tenant.name if call.tenant is not None else None,
         is_salted=bool(prompt.salt) if prompt is not None else False,
+        trace_id=call.trace_parent.trace_id if call.trace_parent is not None else None,
         settings_version=decided_by.settings_version,
     )

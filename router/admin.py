@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from router.error import ClientError, NotFoundError
-from router.metrics import CONTENT_TYPE
+from router.header import header_value
+from router.metrics import CONTENT_TYPE, OPEN_METRICS, OPEN_METRICS_TYPE
 from router.reply import json_response, own_response
 from router.server import LOAD_PATHS, PREFIX_PATHS
 
@@ -79,9 +80,12 @@ class Admin:
         }
         return json_response(state, status=200 if is_ready else 503)
 
-    async def metrics(self, _: Request) -> Response:
-        """Answer the metrics in Prometheus text form."""
-        return own_response(self._parts.metrics.render(), CONTENT_TYPE)
+    async def metrics(self, request: Request) -> Response:
+        """Answer the metrics in Prometheus text form, or as OpenMetrics where that is accepted."""
+        metrics = self._parts.metrics
+        if OPEN_METRICS in (header_value(request.headers.received, b"accept") or b""):
+            return own_response(metrics.render_open(), OPEN_METRICS_TYPE)
+        return own_response(metrics.render(), CONTENT_TYPE)
 
     async def models(self, _: Request) -> Response:
         """Answer the models of all live replicas, merged, in the OpenAI shape."""

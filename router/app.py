@@ -22,6 +22,7 @@ from router.billing import open_billing
 from router.chooser import Chooser, Knowledge
 from router.concurrency import learned_limits
 from router.diagnosis import Diagnoses
+from router.discovery.source import discovery_loops
 from router.entrance import Entrance, EntranceParts
 from router.feedback import Feedback
 from router.fleet import FleetTable
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from prompt.codec import Codec
+    from router.access_log import AccessLog
     from router.client import Handler
     from router.config import Config
     from router.decision_log import DecisionLog
@@ -100,6 +102,7 @@ class App:
         self.know = _knowledge(config, reader)
         self.fleet = FleetTable(reader, config.replicas, config.adapters, config.registration)
         jitter = random.Random(seed)  # noqa: S311 - spreads checks, guards nothing
+        self.discovery = discovery_loops(config, self.fleet, jitter)
         self.health = Health(self.fleet, self.pool, config.health, jitter)
         self.feedback = Feedback(self.know, clock, Diagnoses(time.time), reader.clears)
         self.metrics = Metrics()
@@ -126,6 +129,7 @@ class App:
         self.lifecycle: Lifecycle | None = None
         self.tls: TlsWatch | None = None
         self.settings: SettingLife | None = None
+        self.access: AccessLog | None = None
         self.billing = open_billing(config, self.metrics.registry) if config.tenants else None
         self.chooser = self._build_chooser(seed)
         self.quotas = open_quotas(config, self.metrics.registry)
@@ -260,6 +264,12 @@ class App:
         scope_routes = self.lifecycle.routes() if self.lifecycle is not None else {}
         setting_routes = self.settings.routes() if self.settings is not None else {}
         return admin_routes(self.admin) | page_routes(self) | scope_routes | setting_routes
+
+    def log_access(self, access: AccessLog | None) -> None:
+        """Log requests there from now on."""
+        self.access = self.proxy.access = access
+        if access is not None:
+            self.metrics.registry.register(access)
 
     def holdings(self) -> Mapping[ReplicaId, int]:
         """Return the blocks that each replica is known, or guessed, to hold."""

@@ -18,10 +18,12 @@ from policies.expected_ttft import ExpectedTtft
 from policies.hold import HoldSettings
 from policies.hot import HotSettings
 from policies.union import AnyPolicy
+from router.access_log import AccessLogSettings
 from router.adapter import AdapterSettings
 from router.admission_setting import AdmissionSettings
 from router.billing_setting import BillingSettings
 from router.decision_log import DecisionLogSettings
+from router.discovery.setting import DiscoverySettings
 from router.ejection import EjectionSettings
 from router.endpoint import Endpoint
 from router.expected import explained
@@ -210,6 +212,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     socket_mode: SocketMode = "0600"
     replicas: tuple[StaticReplica, ...] = ()
     registration: RegistrationSettings = RegistrationSettings()
+    discovery: DiscoverySettings = DiscoverySettings()
     attend_sidecars: bool = True
     models: tuple[ModelSettings, ...] = ()
     adapters: tuple[AdapterSettings, ...] = ()
@@ -239,6 +242,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     billing: BillingSettings = BillingSettings()
     decisions_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
     decisions: DecisionLogSettings = DecisionLogSettings()
+    access_log: AccessLogSettings = AccessLogSettings()
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
 

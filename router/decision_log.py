@@ -1,18 +1,13 @@
 """The log of decisions: what the policy saw, what it answered and what came of it, as JSON lines.
 
-A record is encoded on the event loop, some 10 us, when its request has ended, and written by a
-thread in chunks. Nothing waits for the disk: what it does not take in time is dropped and counted.
-No prompt text, no tokens. ``replay.decision`` reads it.
+A record is made when its request has ended. Nothing waits for the disk: what it does not take in
+time is dropped and counted. No prompt text, no tokens. ``replay.decision`` reads it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import queue
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -22,6 +17,7 @@ from prometheus_client.registry import Collector
 from policies.draw import draw_below
 from policies.model import Decision, ReplicaView, RoutingRequest
 from router.adapter import announced_of
+from router.line_log import LineLog
 from router.log_file import LogFile
 from router.outlook import BYTES_PER_TOKEN
 
@@ -31,20 +27,10 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from policies.model import Policy
-    from router.chooser import Choice, DecidedBy, Routed
+    from router.chooser import Choice, Routed
     from router.trace import DecisionRecord
 
-_log = logging.getLogger(__name__)
-
 VERSION: Final = 1
-FLUSH_S: Final = 0.2
-CHUNK_BYTES: Final = 64 * 1024
-MAX_RECORD_BYTES: Final = 512 * 1024
-MAX_QUEUED_BYTES: Final = 8 * 1024 * 1024
-RETRY_S: Final = 5.0
-"""How long a path that could not be written is left alone."""
-CLOSE_S: Final = 5.0
-"""How long the end of the process may wait for the disk."""
 SAMPLE_STREAM: Final = 0x5A
 """The stream of draws that no policy uses."""
 SAMPLE_STEPS: Final = 1 << 32
@@ -126,16 +112,8 @@ class LoggedDecision(Struct, frozen=True, kw_only=True):
     settings_version: int = 0
 
 
-class _Chunk(NamedTuple):
-    """Lines to write; ``header`` is what stands above the first of them."""
-
-    records: int
-    lines: bytes
-    header: bytes
-
-
 class DecisionLog(Collector):
-    """Takes records on the event loop; a thread of its own writes them, until it is closed."""
+    """Takes decisions on the event loop; ``lines`` writes them, until it is closed."""
 
     def __init__(
         self,
@@ -144,40 +122,21 @@ class DecisionLog(Collector):
         header: LogHeader,
         clock: Callable[[], float],
     ) -> None:
-        self._header = header
-        self._line = line = msgspec.json.encode(header) + b"\n"
-        self._above = line
-        self._decided_by: DecidedBy | None = None
-        self._clock = clock
-        self._path = path
-        self._file = LogFile(path, line, settings.max_bytes, settings.keep_files)
+        line = msgspec.json.encode(header) + b"\n"
+        file = LogFile(path, line, settings.max_bytes, settings.keep_files)
+        self.lines = LineLog("decision log", str(path), file, clock)
         self._sample = settings.sample
         self._has_chains = settings.chains
-        self._encode_into = msgspec.json.Encoder().encode_into
-        self._pending = bytearray()
-        self._pending_records = 0
-        self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
-        # Each of these has one thread that changes it, so that none needs a lock.
-        self._handed_bytes = 0
-        self._dropped_here = 0
-        self._settled_bytes = 0
-        self._dropped_there = 0
-        self._written = 0
-        self._retry_at_s: float | None = None
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._write_all, name="decision-log", daemon=True)
-        self._thread.start()
-        self._chunks.put(_Chunk(0, b"", line))  # the header: a path of no use is told at the start
 
     @property
     def dropped(self) -> int:
         """Decisions that were not logged although they were to be."""
-        return self._dropped_here + self._dropped_there
+        return self.lines.dropped
 
     @property
     def written(self) -> int:
         """Decisions that are in the file."""
-        return self._written
+        return self.lines.written
 
     def collect(self) -> Iterable[Metric]:
         """Yield both counts in Prometheus form."""
@@ -187,119 +146,29 @@ class DecisionLog(Collector):
         ):
             yield CounterMetricFamily(f"warmroute_decision_log_{name}", text, value=float(count))
 
-    # On the event loop.
-
     def add(self, record: DecisionRecord, choices: Sequence[Choice], routed: Routed) -> None:
         """Log the decisions of a request that has ended: one for each attempt."""
         for number, choice in enumerate(choices, 1):
             request = choice.request
-            if request is None or not self._is_sampled(request):
-                continue
-            if self._is_closed or self._backlog_bytes() > MAX_QUEUED_BYTES:
-                self._dropped_here += 1
+            if request is None or not self._is_sampled(request) or not self.lines.has_room():
                 continue
             decision = logged(record, number, choice, request)
             if self._has_chains:
                 decision = with_chains(decision, choice, routed)
-            if choice.decided_by is not self._decided_by and choice.decided_by is not None:
-                self._follow(choice.decided_by)
-            self._append(decision)
+            self.lines.append(decision)
 
     async def run(self) -> None:
-        """Hand over what waits, every ``FLUSH_S``, until cancelled."""
-        while True:
-            await asyncio.sleep(FLUSH_S)
-            self._hand_over()
+        """Hand over what waits until cancelled."""
+        await self.lines.run()
 
     async def close(self) -> None:
-        """Write the rest, for at most ``CLOSE_S``; what comes later is dropped."""
-        if self._is_closed:
-            return
-        self._hand_over()
-        self._is_closed = True
-        self._chunks.put(None)
-        await asyncio.to_thread(self._thread.join, CLOSE_S)
-        if self._thread.is_alive():
-            _log.warning("decision log: %s did not take the rest in time", self._path)
+        """Write the rest; what comes later is dropped."""
+        await self.lines.close()
 
     def _is_sampled(self, request: RoutingRequest) -> bool:
         if self._sample >= 1.0:
             return True
         return draw_below(SAMPLE_STEPS, request, SAMPLE_STREAM) < self._sample * SAMPLE_STEPS
-
-    def _backlog_bytes(self) -> int:
-        return len(self._pending) + self._handed_bytes - self._settled_bytes
-
-    def _follow(self, decided_by: DecidedBy) -> None:
-        """Let a header go before decisions by another rule, or by other settings.
-
-        Requests end in another order than they were decided in: it may go to and fro for a while.
-        """
-        self._decided_by = decided_by
-        header = structs.replace(
-            self._header,
-            policy=msgspec.to_builtins(decided_by.policy),
-            settings_version=decided_by.settings_version,
-        )
-        line = msgspec.json.encode(header) + b"\n"
-        if line != self._line:
-            self._line = line
-            self._pending += line
-
-    def _append(self, decision: LoggedDecision) -> None:
-        pending = self._pending
-        before = len(pending)
-        try:
-            self._encode_into(decision, pending, -1)
-        except ValueError:  # a name that is no Unicode
-            del pending[before:]
-        if not 0 < len(pending) - before <= MAX_RECORD_BYTES:
-            del pending[before:]
-            self._dropped_here += 1
-            return
-        pending += b"\n"
-        self._pending_records += 1
-        if len(pending) >= CHUNK_BYTES:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        if self._pending and not self._is_closed:
-            chunk = _Chunk(self._pending_records, bytes(self._pending), self._above)
-            self._above = self._line
-            self._handed_bytes += len(chunk.lines)
-            self._pending.clear()
-            self._pending_records = 0
-            self._chunks.put(chunk)
-
-    # In the thread.
-
-    def _write_all(self) -> None:
-        while (chunk := self._chunks.get()) is not None:
-            self._file.header = chunk.header
-            if self._has_written(chunk.lines):
-                self._written += chunk.records
-            else:
-                self._dropped_there += chunk.records
-            self._settled_bytes += len(chunk.lines)
-        self._file.close()
-
-    def _has_written(self, lines: bytes) -> bool:
-        """Write ``lines``; False where that is not possible, or was not a moment ago."""
-        now_s = self._clock()
-        if self._retry_at_s is not None and now_s < self._retry_at_s:
-            return False
-        try:
-            self._file.write(lines)
-        except OSError as error:
-            if self._retry_at_s is None:
-                told = error.strerror or error
-                _log.warning("decision log: cannot write %s: %s; it is dropped", self._path, told)
-            self._retry_at_s = now_s + RETRY_S
-            return False
-        if self._retry_at_s is not None:
-            self._retry_at_s = None
-            _log.info("decision log: %s can be written again", self._path)
-        return True
 
 
 def open_decision_log(

@@ -1,8 +1,8 @@
-"""Who is in the fleet and who may be chosen: registered replicas and configured ones, merged.
+"""Who is in the fleet and who may be chosen: registered, configured and found replicas, merged.
 
-A configured replica whose address a sidecar also registers is one replica, known by the sidecar's
-record. Candidates are filtered by liveness before anything is scored, so that what a dead replica
-holds never matters.
+One address is one replica, whoever tells of it: a sidecar's record is believed first, then the
+configuration, then what was found elsewhere. Candidates are filtered by liveness before anything is
+scored, so that what a dead replica holds never matters.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Member(Struct, frozen=True, kw_only=True):
     vouches for it; ``has_events``: and tells what it holds. ``can_fetch``: its engine takes KV
     pages from another one, and gives them. ``rank``: it is one of several behind ``endpoint``.
     ``adapters`` has what the chains of each adapter start from that the replica has loaded.
+    ``source``: who told of it.
     """
 
     replica: ReplicaId
@@ -57,6 +58,7 @@ class Member(Struct, frozen=True, kw_only=True):
     can_fetch: bool = False
     rank: int | None = None
     adapters: Mapping[str, ModelIdentity] = NONE
+    source: str = "configured"
 
 
 class Pulse(Protocol):
@@ -69,6 +71,13 @@ class Pulse(Protocol):
     def served_models(self, replica: ReplicaId) -> frozenset[str]:
         """Return the model names that its own ``/v1/models`` answered; empty when unknown."""
         ...
+
+
+def dialled(endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint by the address that is dialled, whatever name it is known by."""
+    if endpoint.address is None:
+        return endpoint
+    return structs.replace(endpoint, host=endpoint.address, address=None)
 
 
 def static_member(settings: StaticReplica) -> Member:
@@ -106,6 +115,7 @@ def registered_member(
         can_fetch=record.can_fetch,
         rank=record.rank,
         adapters=(adapters or Adapters()).of(record),
+        source="registered",
     )
 
 
@@ -127,6 +137,7 @@ class FleetTable:
         own = (member.endpoint for member in self._configured)
         self.registration = Registration(registration, own)
         self.registration.on_found = self.refresh
+        self._found: tuple[Member, ...] = ()
         self._drained: frozenset[ReplicaId] = frozenset()
         self._seen: Mapping[ReplicaId, ReplicaState] | None = None
         self._members: dict[ReplicaId, Member] = {}
@@ -160,6 +171,11 @@ class FleetTable:
         self._drained = replicas
         self._seen = None
 
+    def adopt(self, found: tuple[Member, ...]) -> None:
+        """Take these, and no others, as what other sources tell of the fleet."""
+        self._found = found
+        self._seen = None
+
     def members(self) -> Mapping[ReplicaId, Member]:
         """Return all members, live or not, in a stable order."""
         registered = self._reader.replicas()
@@ -178,10 +194,15 @@ class FleetTable:
         known = dict(self._known(registered))
         merged = {member.replica: self._shared(member) for member in known.values()}
         self._identities = {m.identity: m.identity for m in merged.values() if m.identity}
-        taken = {member.endpoint for member in merged.values()}
-        for member in self._configured:
-            if member.endpoint not in taken and member.replica not in merged:
+        taken = {dialled(member.endpoint) for member in merged.values()}
+        for member in (*self._configured, *self._found):
+            address = dialled(member.endpoint)
+            if address not in taken and member.replica not in merged:
+                taken.add(address)
                 merged[member.replica] = member
+        ending = {dialled(member.endpoint) for member in self._found if member.is_draining}
+        for replica in [r for r, m in merged.items() if ending and dialled(m.endpoint) in ending]:
+            merged[replica] = structs.replace(merged[replica], is_draining=True)
         for replica in self._drained & merged.keys():
             merged[replica] = structs.replace(merged[replica], is_draining=True)
         self.adapters.settle(merged.values())

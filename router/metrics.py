@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from policies.hold import HoldEnd
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from state.model import ReplicaId
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS = b"application/openmetrics-text"
+OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TTFT_BUCKETS_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 )  # fmt: skip
@@ -232,8 +235,12 @@ class Metrics:
                 if attempt.kv_source is not None:
                     self._kv_sources.add()
         if record.ttft_s is not None:
-            self._ttft.observe(record.ttft_s)
-        self._duration.observe(record.duration_s)
+            self._ttft.observe(
+                record.ttft_s, record.trace_id, record.started_unix_s + record.ttft_s
+            )
+        self._duration.observe(
+            record.duration_s, record.trace_id, record.started_unix_s + record.duration_s
+        )
         if record.reported_cached_tokens is not None:
             self._reported_tokens.add(record.reported_cached_tokens)
         if self.savings is not None:
@@ -242,3 +249,7 @@ class Metrics:
     def render(self) -> bytes:
         """Return the text that ``/metrics`` answers."""
         return generate_latest(self.registry)
+
+    def render_open(self) -> bytes:
+        """Return the same as OpenMetrics, which has exemplars."""
+        return openmetrics.generate_latest(self.registry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import random
 import secrets
 import signal
 import sys
@@ -17,6 +18,7 @@ from msgspec import Struct
 
 from prompt.codec import load_codec
 from prompt.model import CodecLoadError
+from router.access_log import open_access_log
 from router.admin import client_routes
 from router.allocator import keep_large_blocks
 from router.app import App
@@ -42,7 +44,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from prompt.codec import Codec
+    from router.access_log import AccessLog
     from router.config import Config
+    from router.decision_log import DecisionLog
 
     Beside = Callable[[App, str], AbstractAsyncContextManager[object]]
 
@@ -87,15 +91,7 @@ async def serve(
     codecs = load_codecs(config)
     secret = load_secret(config)
     async with AsyncExitStack() as stack:
-        decisions = open_decision_log(
-            config.decisions,
-            config.policy,
-            secrets.token_hex(6),
-            clock=time.monotonic,
-            unix_s=time.time(),
-        )
-        if decisions is not None:
-            stack.push_async_callback(decisions.close)
+        decisions, access = _enter_logs(stack, config)
         contexts = listener_contexts(config)
         mode = int(config.socket_mode, 8)
         clients = Listener("listen", config.listen, contexts.get("listen"), mode)
@@ -112,6 +108,7 @@ async def serve(
         if isinstance(reader, Mirror):
             reader.limit_memory(config.state.mirror_bytes)
         app = App(config, codecs, reader, decisions, secret, scopes)
+        app.log_access(access)
         app.tls = watch_tls(contexts, app.pool.tls)
         app.metrics.registry.register(app.tls)
         if scopes is not None:
@@ -132,6 +129,25 @@ async def serve(
         await _serve_until_told(app, clients, operators, lambda: ready(served))
 
 
+def _enter_logs(
+    stack: AsyncExitStack, config: Config
+) -> tuple[DecisionLog | None, AccessLog | None]:
+    """Open the logs that are configured; the stack closes them."""
+    decisions = open_decision_log(
+        config.decisions,
+        config.policy,
+        secrets.token_hex(6),
+        clock=time.monotonic,
+        unix_s=time.time(),
+    )
+    if decisions is not None:
+        stack.push_async_callback(decisions.close)
+    access = open_access_log(config.access_log, clock=time.monotonic, rng=random.SystemRandom())
+    if access is not None:
+        stack.push_async_callback(access.lines.close)
+    return decisions, access
+
+
 async def _serve_until_told(
     app: App, clients: Listener, operators: Listener | None, ready: Callable[[], None]
 ) -> None:
@@ -150,9 +166,14 @@ async def _serve_until_told(
             tasks.create_task(supervise("overload", app.entrance.overload.run), name="overload"),
             tasks.create_task(supervise("live", app.live.run), name="live"),
         ]
+        for name, look in app.discovery.items():
+            background.append(tasks.create_task(supervise(name, look), name=name))
         if app.decisions is not None:
             run = supervise("decision log", app.decisions.run)
             background.append(tasks.create_task(run, name="decision log"))
+        if app.access is not None:
+            run = supervise("access log", app.access.lines.run)
+            background.append(tasks.create_task(run, name="access log"))
         if app.tls is not None and app.tls.has_files:
             run = supervise("TLS", app.tls.run)
             background.append(tasks.create_task(run, name="TLS"))

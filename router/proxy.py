@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from policies.model import Decision
     from prompt.model import ReadPrompt
     from prompt.reader import PromptReader
+    from router.access_log import AccessLog
     from router.admission import Admission
     from router.availability import Availability
     from router.billing import Billing
@@ -104,6 +105,7 @@ class Proxy:
         self._parts = parts
         self._attempts = Attempts(parts)
         self._hits = HitReports()
+        self.access: AccessLog | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self.open_requests = 0
@@ -123,6 +125,8 @@ class Proxy:
             path=request.path,
             started_s=parts.clock(),
             started_unix_s=parts.unix_clock(),
+            method=request.method,
+            trace_parent=request.headers.trace_parent,
         )
         self.open_requests += 1
         self._idle.clear()
@@ -152,6 +156,7 @@ class Proxy:
     async def _serve(self, request: Request, call: Call) -> ClientStream:
         parts = self._parts
         body = await self._receive(request, call)
+        call.body_bytes = len(body)
         began_s = parts.clock()
         prompt = await self._read(call.path, body)
         parts.recovery.admit(call, body, prompt.choices)
@@ -326,6 +331,8 @@ class Proxy:
         record = record_of(parts, call, usage)
         parts.trace.add(record)
         parts.metrics.finished(record)
+        if self.access is not None:
+            self.access.note(call, record)
         if parts.history is not None:
             parts.history.note(record, routed.arrival.prefix if routed is not None else b"")
         if parts.billing is not None:

@@ -44,7 +44,8 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     ``registered``: a sidecar vouches for it, and ``facts`` is what that one detected. ``same_keys``
     tells whether the sidecar's block ids are those of this router. ``trust`` has a row for each
     model and kind of prediction. ``fault`` is what the last health check met with, if anything.
-    ``standing`` says what live traffic makes of it; see docs/health.md.
+    ``standing`` says what live traffic makes of it; see docs/health.md. ``source`` told of it:
+    registered, configured, file, dns or kubernetes.
     """
 
     replica: str
@@ -54,6 +55,7 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     fault: str | None = None
     standing: StandingView | None = None
     registered: bool = False
+    source: str = ""
     has_events: bool
     can_fetch: bool
     models: tuple[str, ...]
@@ -191,6 +193,7 @@ class FleetView:
             standing=parts.standing(member.replica),
             draining=member.is_draining,
             registered=member.is_registered,
+            source=member.source,
             has_events=member.has_events,
             can_fetch=member.can_fetch,
             models=tuple(sorted(parts.fleet.served(member, parts.health))),

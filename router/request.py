@@ -30,6 +30,7 @@ from router.header import (
     presented_key,
     request_lines,
 )
+from router.trace_context import TRACE_PARENT, TraceParent, parent_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +55,7 @@ _WATCHED = frozenset(
         b"content-encoding",
         b"expect",
         b"host",
+        TRACE_PARENT,
         b"transfer-encoding",
         b"x-api-key",
         b"x-forwarded-for",
@@ -88,6 +90,7 @@ class ClientHeaders(Struct, frozen=True, kw_only=True):
     """The addresses before it, by its own words."""
     priority: Priority | None = None
     """What it asks for, where that is one of the names."""
+    trace_parent: TraceParent | None = None
 
 
 def read_headers(received: RawHeaders) -> ClientHeaders:
@@ -135,6 +138,7 @@ def read_headers(received: RawHeaders) -> ClientHeaders:
         ),
         forwarded_for=forwarded_chain(watched.get(b"x-forwarded-for", _NONE)),
         priority=_PRIORITIES.get(joined(b"x-warmroute-priority")),
+        trace_parent=parent_of(watched.get(TRACE_PARENT, _NONE)),
     )
 
 

@@ -7,6 +7,7 @@ It is in force in this router when it is answered, and in the others at their ne
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -139,12 +140,14 @@ class SettingAdmin:
     async def change(self, request: Request) -> Response:
         """Change some keys."""
         body = await self._read(request, SetBody)
+        await self._look()
         settings = self._parts.rules.patched(self._document(), body.patch)
         return await self._changed("set", settings, body, body.expected_version)
 
     async def rollback(self, request: Request) -> Response:
         """Put in force what an earlier version had, as a new version."""
         body = await self._read(request, RollbackBody)
+        await self._look()
         book = self._parts.book
         settings: dict[str, Any] = {}
         if body.version:
@@ -167,6 +170,7 @@ class SettingAdmin:
 
     async def _drain(self, request: Request, action: str) -> Response:
         body = await self._read(request, DrainBody)
+        await self._look()
         replica = unquote(request.path.removeprefix(REPLICA_PATH).rpartition("/")[0])
         parts = self._parts
         for tries_left in reversed(range(TRIES)):
@@ -277,6 +281,11 @@ class SettingAdmin:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             message = "body: expected JSON"
             raise ClientError(message) from None
+
+    async def _look(self) -> None:
+        """See what others have changed a moment ago, if the store tells."""
+        with suppress(StateError):
+            await self._parts.book.exchange()
 
     def _document(self) -> dict[str, Any]:
         document = self._parts.book.document

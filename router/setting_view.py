@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from router.settings import FIXED, Change, LiveSettings
 
-_LINE: Final = r"\A[^\x00-\x1f\x7f\u2028\u2029]*\S[^\x00-\x1f\x7f\u2028\u2029]*\Z"
+_LINE: Final = r"\A(?=.*\S)[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 
 Author = Annotated[
     str, Meta(max_length=128, pattern=_LINE, description="a line of up to 128 characters")

@@ -11,7 +11,7 @@ from collections import defaultdict
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetricFamily
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,9 +45,12 @@ class Tally:
 
 
 class Spread:
-    """A histogram; ``bounds`` are the upper ends of its buckets, ascending."""
+    """A histogram; ``bounds`` are the upper ends of its buckets, ascending.
 
-    __slots__ = ("_bounds", "_counts", "_name", "_sum", "_text")
+    Each bucket keeps the last value that came with a trace, as its exemplar.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_exemplars", "_name", "_sum", "_text")
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self._name = name
@@ -55,16 +58,23 @@ class Spread:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
+        self._exemplars: dict[int, Exemplar] = {}
 
-    def observe(self, value: float) -> None:
-        """Count one value; one that equals a bound is within it."""
-        self._counts[bisect_left(self._bounds, value)] += 1
+    def observe(
+        self, value: float, trace_id: str | None = None, unix_s: float | None = None
+    ) -> None:
+        """Count one value, of ``trace_id`` at ``unix_s``; one that equals a bound is within it."""
+        bucket = bisect_left(self._bounds, value)
+        self._counts[bucket] += 1
         self._sum += value
+        if trace_id is not None:
+            self._exemplars[bucket] = Exemplar({"trace_id": trace_id}, value, unix_s)
 
     def metric(self) -> Metric:
         """Return what is counted so far."""
         ends = [*map(str, self._bounds), "+Inf"]
-        buckets = list(zip(ends, accumulate(self._counts), strict=True))
+        exemplars = [self._exemplars.get(bucket) for bucket in range(len(ends))]
+        buckets = list(zip(ends, accumulate(self._counts), exemplars, strict=True))
         family = HistogramMetricFamily(self._name, self._text)
         family.add_metric([], buckets, self._sum)
         return family

@@ -65,6 +65,7 @@ class DecisionRecord(Struct, frozen=True):
     held_s: float = 0.0
     tenant: str | None = None
     is_salted: bool = False
+    trace_id: str | None = None
     settings_version: int = 0
 
 

@@ -95,7 +95,7 @@ def show(console: Console, router: RouterView, replicas: list[ReplicaView]) -> N
 
 def _table(replicas: list[ReplicaView]) -> Table:
     table = Table(box=None, pad_edge=False, collapse_padding=True)
-    columns = ("replica", "is", "engine", "events", "pages", "held / capacity", "seq", "gaps")
+    columns = ("replica", "told by", "is", "engine", "events", "pages", "held / capacity", "seq", "gaps")
     for name in (*columns, "generation", "blocks", "in flight", "queued", "trust"):
         is_number = name in {"seq", "gaps", "blocks", "in flight", "queued"}
         table.add_column(
@@ -105,7 +105,8 @@ def _table(replicas: list[ReplicaView]) -> Table:
             no_wrap=name == "replica",
         )
     for view in replicas:
-        cells = [view.replica, health(view), engine(view), shape(view), pages(view), held(view)]
+        cells = [view.replica, view.source or UNKNOWN, health(view), engine(view), shape(view)]
+        cells += [pages(view), held(view)]
         counts = view.facts.counts if view.facts is not None else None
         cells += [
             _number(counts.last_sequence if counts is not None else None),
@@ -127,6 +128,7 @@ def paragraph(view: ReplicaView) -> list[str]:
     fault = "" if view.fault is None else f": {view.fault}"
     lines = [
         f"{view.replica}  {health(view)}  {view.endpoint}{fault}",
+        f"  told by     {view.source or UNKNOWN}",
         f"  engine      {engine(view)}, models {', '.join(view.models) or UNKNOWN}",
         f"  events      {events(view)}",
         f"  pages       {pages(view)}; held / capacity {held(view)}",
@@ -137,7 +139,7 @@ def paragraph(view: ReplicaView) -> list[str]:
     if facts is not None:
         counts = facts.counts
         lines.insert(
-            3,
+            4,
             f"  sequence    {_number(counts.last_sequence)}, {counts.gaps} gaps, "
             f"{counts.missed_batches} missed, {counts.malformed_events} malformed",
         )

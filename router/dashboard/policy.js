@@ -63,7 +63,7 @@ function tree(value) {
   return String(value);
 }
 
-const words = (name) => name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
+const words = (name) => name.charAt(0).toUpperCase() + name.slice(1).replaceAll("_", " ");
 
 const FACTS = ["Policy", "State", "Replicas", "Clients", "Up for", "Version"];
 let cells = null;

@@ -97,7 +97,6 @@ class Crowd:
         self._talks: list[tuple[Tenant, list[dict[str, Any]]]] = []
         self.shape = Shape()
         self.ledger: list[ClientLine] = []
-        self.open: set[ClientLine] = set()
         self.phase = "start"
         self._count = 0
         self.routers = 2

@@ -51,10 +51,10 @@ class FaultLink:
         if self._returning is not None:
             self._returning.cancel()
         self._close()
+        self.trouble = Trouble()
         self.reset_all()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:  # each ends with its connections
+            await asyncio.wait(self._tasks, timeout=5)
 
     @property
     def url(self) -> str:

@@ -159,6 +159,9 @@ class Replica:
             await send(writer, status, json.dumps(told).encode())
 
     async def _chat(self, writer: asyncio.StreamWriter, body: bytes) -> None:
+        if POISON.encode() in body:
+            self.note("poisoned")
+            os._exit(1)
         asked = json.loads(body)
         prompt = rendered(asked["messages"])
         marks = list(MARK.finditer(str(asked["messages"][-1]["content"])))
@@ -182,9 +185,6 @@ class Replica:
             foreign=foreign,
         )
         try:
-            if POISON.encode() in body:
-                self.note("end", attempt=attempt, request=mark["request"], how="died")
-                os._exit(1)
             ended = await self._answer(writer, asked, attempt, (mark["nonce"], len(prompt), cached))
         finally:
             self.active -= 1

@@ -21,7 +21,7 @@ from prompt.boundary import (
     shape_of,
 )
 from prompt.engine import Engine, load_pipeline
-from prompt.word import MAX_WORDS, WordTable
+from prompt.word import MAX_TEXT_CHARS, MAX_TEXTS, MAX_WORDS, WordTable
 from state.prefix import pack_tokens
 from support.tokenizer import SPECIAL_TOKENS, write_tokenizer
 
@@ -127,3 +127,37 @@ def test_the_last_cut_is_the_last_match(
     for match in cuts.finditer(text, low, high):
         last = match.end()
     assert shape.cut_before(text, low, high) == last
+
+
+@settings(deadline=None)
+@given(TEXTS, TEXTS, st.sampled_from(PATTERNS))
+def test_a_text_that_comes_again_has_the_ids_that_it_had(
+    first: str, second: str, pattern: str
+) -> None:
+    """Parts that are kept are those of the whole, also after they were forgotten."""
+    _, engine = ENGINES[pattern]
+    for text in (first + second, second + first, first + second):
+        assert engine.packed_again(text) == engine.packed(text)
+    engine.forget()
+    assert engine.packed_again(first + second) == engine.packed(first + second)
+
+
+def test_texts_are_kept_up_to_a_bound_and_forgotten_when_told() -> None:
+    asked: list[str] = []
+
+    def encode(text: str) -> bytes:
+        asked.append(text)
+        return text.encode()
+
+    table = WordTable(QWEN2_PATTERN, {"<|x|>": b"X"}, encode)
+    long = "a text of some words, kept as it is"
+    assert table.packed_again(f"<|x|>{long}<|x|>") == b"X%bX" % long.encode()
+    table._texts[long] = b"kept"
+    assert table.packed_again(f"{long}<|x|>") == b"keptX"
+    table.forget()
+    assert table.packed_again(long) == long.encode()
+    for number in range(MAX_TEXTS + 10):
+        table.packed_again(f"{number} {long}")
+    assert len(table._texts) <= MAX_TEXTS
+    table.packed_again("word " * MAX_TEXT_CHARS)
+    assert max(map(len, table._texts)) <= MAX_TEXT_CHARS

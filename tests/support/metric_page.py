@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import sys
 import tempfile
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.access_log import open_access_log
 from router.app import App
 from router.config import decode_config
 from router.decision_log import open_decision_log
+from router.setting_life import SettingLife
 from router.state_reader import build_mirror
 from router.tls import TlsWatch
 from sidecar.gauge import render_kv
@@ -26,6 +29,7 @@ from sidecar.report import KvReport, PeerReport, TierReport
 from state.direct import LookupCounts
 from state.figures import MirrorFigures
 from state.model import ReplicaId
+from state.setting_store import MemorySettingStore
 from support.metric_label import label_values
 from support.tenant import SECRET, tenant_config
 from support.tls import Authority
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
 BEGIN: Final = "<!-- metrics: begin -->\n"
 END: Final = "<!-- metrics: end -->\n"
+NOWHERE: Final = "redis://127.0.0.1:1"
 _TOTAL: Final = "_total"
 
 
@@ -62,11 +67,15 @@ async def router_families(folder: Path) -> list[Family]:
     """Return those of a router that has all that makes metrics."""
     raw = tenant_config(folder, acme={"quota": {"max_inflight": 1}})
     raw |= {"decisions": {"path": str(folder / "decisions.jsonl")}}
+    raw |= {"access_log": {"path": str(folder / "access.jsonl")}}
     config = decode_config(raw)
-    log = open_decision_log(
-        config.decisions, config.policy, "r", clock=time.monotonic, unix_s=time.time()
-    )
-    app = App(config, {}, build_mirror("redis://127.0.0.1:1"), log, SECRET)
+    clock = time.monotonic
+    log = open_decision_log(config.decisions, config.policy, "r", clock=clock, unix_s=0.0)
+    access = open_access_log(config.access_log, clock=clock, rng=random.Random())
+    assert log is not None
+    assert access is not None
+    app = App(config, {}, build_mirror(NOWHERE), log, SECRET)
+    app.log_access(access)
     app.metrics.gauges.lookups = LookupCounts().by_outcome
     app.metrics.gauges.mirror = lambda: MirrorFigures(
         rungs_entered={}, snapshots=0, evicted_blocks=0, index_bytes=0
@@ -75,9 +84,10 @@ async def router_families(folder: Path) -> list[Family]:
     overload.used_bytes = overload.limit_bytes = 1  # what only some systems tell
     shown = Authority(folder).issue("warmroute").certificate
     app.metrics.registry.register(TlsWatch((), app.pool.tls, shown))
+    SettingLife(app, NOWHERE, MemorySettingStore())
     families = [family_of(metric) for metric in app.metrics.registry.collect()]
-    if log is not None:
-        await log.close()
+    await access.lines.close()
+    await log.close()
     await app.tokens.close()
     app.prompts.close()
     await app.pool.close()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from support.fleet import until
+from support.fleet import MODEL, until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from support.fleet import LocalFleet, Router
 
@@ -63,3 +65,26 @@ class SettingDesk:
         began_s = time.monotonic()
         await until(is_so, f"version {version}", timeout_s)
         return time.monotonic() - began_s
+
+
+@asynccontextmanager
+async def one_more_router(fleet: LocalFleet, **config: Any) -> AsyncIterator[Router]:
+    """Run a router for a while."""
+    router = await fleet.start_router(**config)
+    try:
+        yield router
+    finally:
+        assert await asyncio.to_thread(fleet.processes.stop, router.child) == 0
+
+
+async def chat(fleet: LocalFleet, router: Router, text: str = "hello", tokens: int = 2) -> int:
+    """Send one chat; return its status."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+    }
+    async with fleet.http.post(f"{router.url}/v1/chat/completions", json=body) as answer:
+        await answer.read()
+        return answer.status

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from policies.model import Decision, ReplicaView, RoutingRequest
 from policies.weighted import Weighted
 from replay import decision_file
-from router import decision_log
+from router import decision_log, line_log
 from router.config import Config, ConfigError, decode_config
 from router.decision_log import LoggedDecision, open_decision_log
 from router.log_file import LogFile
@@ -141,13 +141,13 @@ async def test_only_its_user_can_read_the_log(tmp_path: Path) -> None:
 async def test_a_path_that_cannot_be_written_drops_and_counts_and_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(decision_log, "RETRY_S", 0.0)
+    monkeypatch.setattr(line_log, "RETRY_S", 0.0)
     log = open_log(tmp_path / "missing" / "log")
     logging = Logging()
     for _ in range(3):
         choices, routed = logging.decide_any()
         log.add(record_of(choices, routed), choices, routed)
-        log._hand_over()
+        log.lines._hand_over()
     await log.close()
     assert (log.written, log.dropped) == (0, 3)
     told = [one.message for one in caplog.records if "cannot write" in one.message]
@@ -182,15 +182,15 @@ async def test_a_disk_that_hangs_makes_nobody_wait_and_what_is_too_much_is_dropp
         goes_on.wait(20)
 
     monkeypatch.setattr(LogFile, "write", hanging)
-    monkeypatch.setattr(decision_log, "MAX_QUEUED_BYTES", 300_000)
-    monkeypatch.setattr(decision_log, "CLOSE_S", 0.05)
+    monkeypatch.setattr(line_log, "MAX_QUEUED_BYTES", 300_000)
+    monkeypatch.setattr(line_log, "CLOSE_S", 0.05)
     logging = Logging()
     log = open_log(tmp_path / "log")
     for _ in range(200):
         choices, routed = logging.decide_any()
         log.add(record_of(choices, routed), choices, routed)
     assert log.dropped > 50
-    assert log._backlog_bytes() < 300_000 + 20_000
+    assert log.lines._backlog_bytes() < 300_000 + 20_000
     registry = CollectorRegistry()
     registry.register(log)
     assert registry.get_sample_value("warmroute_decision_log_dropped_total") == log.dropped
@@ -199,8 +199,8 @@ async def test_a_disk_that_hangs_makes_nobody_wait_and_what_is_too_much_is_dropp
     log.add(record_of(choices, routed), choices, routed)
     assert log.dropped > dropped, "what comes after the end is counted, too"
     goes_on.set()
-    log._thread.join(5)
-    assert not log._thread.is_alive()
+    log.lines._thread.join(5)
+    assert not log.lines._thread.is_alive()
 
 
 async def test_what_json_cannot_say_and_what_is_far_too_long_is_dropped_alone(
@@ -233,7 +233,7 @@ async def test_what_waits_is_written_without_an_end(tmp_path: Path) -> None:
     assert len(lines_of(path)) == 2
     running.cancel()
     await log.close()
-    assert log._backlog_bytes() == 0
+    assert log.lines._backlog_bytes() == 0
     await log.close()
 
 

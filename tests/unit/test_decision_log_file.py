@@ -12,7 +12,7 @@ import pytest
 from policies.round_robin import RoundRobin
 from replay.decision_file import DecisionLogReader, log_files
 from replay.trace import TraceError
-from router import decision_log
+from router import line_log
 from router.log_file import LogFile
 from support.logged import Logging, lines_of, open_log, record_of, rewrite
 
@@ -139,14 +139,14 @@ async def test_a_log_that_could_not_be_written_goes_on_when_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(decision_log, "RETRY_S", 0.0)
+    monkeypatch.setattr(line_log, "RETRY_S", 0.0)
     path = tmp_path / "later" / "log"
     log, logging = open_log(path), Logging()
 
     def add() -> None:
         choices, routed = logging.decide(range(100))
         log.add(record_of(choices, routed), choices, routed)
-        log._hand_over()
+        log.lines._hand_over()
 
     add()
     began_s = time.monotonic()
@@ -168,7 +168,7 @@ async def test_two_writers_never_share_a_file(tmp_path: Path) -> None:
     first, logging = open_log(path), Logging()
     choices, routed = logging.decide(range(100))
     first.add(record_of(choices, routed), choices, routed)
-    first._hand_over()
+    first.lines._hand_over()
     began_s = time.monotonic()
     while not first.written and time.monotonic() - began_s < 5:
         time.sleep(0.01)  # noqa: ASYNC251 - the log has a thread of its own

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from router.chooser import DecidedBy
 from router.config import Config
 from router.proxy import Proxy
 from router.request import read_headers
@@ -30,7 +31,7 @@ async def test_a_fault_of_the_router_counts_as_failed_and_not_as_a_client_that_l
     parts: Any = SimpleNamespace(
         config=Config(),
         reader=SimpleNamespace(freshness=lambda: (Rung.LIVE, 0.0)),
-        chooser=SimpleNamespace(seed=1),
+        chooser=SimpleNamespace(seed=1, decided_by=DecidedBy(Config().policy, 0)),
         trace=DecisionTrace(8),
         metrics=SimpleNamespace(finished=counted.append),
         clock=float,

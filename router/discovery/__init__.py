@@ -1,0 +1,1 @@
+"""Replicas that nobody registered and the configuration does not name: files, DNS, Kubernetes."""

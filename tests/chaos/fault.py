@@ -1,0 +1,99 @@
+"""What a fault of the schedule is: a name, what it does to the rig, and what is expected of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from chaos.evidence import ClientLine, End
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from chaos.rig import Rig
+    from chaos.watch import Look
+
+BAD_ENDS: Final = frozenset({End.HTTP_ERROR, End.ERROR_EVENT, End.CLOSED, End.HUNG})
+PATIENCE: Final = 5.0
+"""By so much may a busy machine be later than what is expected of an idle one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One expectation: whether it was met, and what was seen."""
+
+    text: str
+    is_met: bool
+    seen: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``strike`` returns once the fault is over; the schedule waits for the fleet afterwards."""
+
+    name: str
+    title: str
+    strike: Callable[[Rig, random.Random], Awaitable[list[Finding]]]
+    in_slice: bool = False
+
+
+def within(text: str, took_s: float | None, wanted_s: float) -> Finding:
+    """Return a finding on a time; a busy machine gets more of it, the figure is told."""
+    seen = "never" if took_s is None else f"{took_s:.2f} s"
+    met = took_s is not None and took_s <= wanted_s + PATIENCE
+    return Finding(f"{text} (on an idle machine within {wanted_s:g} s)", met, seen)
+
+
+def since(rig: Rig, from_s: float) -> list[ClientLine]:
+    """Return the requests that were open after ``from_s`` and have ended."""
+    return [
+        line
+        for line in rig.crowd.ledger
+        if line.ended_s >= from_s and line.ended_s != float("inf") and line.end is not End.LEFT
+    ]
+
+
+def bad(lines: Iterable[ClientLine]) -> list[ClientLine]:
+    """Return those that did not end well."""
+    return [line for line in lines if line.end in BAD_ENDS]
+
+
+def no_errors(rig: Rig, from_s: float, router: int | None = None) -> Finding:
+    """Expect that every request since then ended well."""
+    lines = [one for one in since(rig, from_s) if router is None or one.router == router]
+    wrong = bad(lines)
+    whose = "requests" if router is None else f"requests by router {router}"
+    shown = ", ".join(sorted({f"{one.end} {one.status} {one.error_code}" for one in wrong}))
+    seen = f"{len(wrong)} of {len(lines)} failed{': ' if wrong else ''}{shown}"
+    return Finding(f"no {whose} fail", not wrong, seen)
+
+
+def only_begun_fail(rig: Rig, from_s: float) -> Finding:
+    """Expect that only answers which had begun end badly, and those by a word."""
+    lines = since(rig, from_s)
+    wrong = bad(lines)
+    untold = [
+        line
+        for line in wrong
+        if line.end is not End.ERROR_EVENT and (line.is_stream or line.status != 200)
+    ]
+    shown = ", ".join(
+        sorted({f"{one.end} {one.status} {one.error_code}" for one in untold})
+    )
+    seen = f"{len(lines)} requests, {len(wrong)} were begun and cut, {len(untold)} others {shown}"
+    return Finding("only answers that had begun fail, with an error event", not untold, seen)
+
+
+def down(name: str) -> Callable[[list[Look]], bool]:
+    """Return whether no router offers requests to that replica."""
+    return lambda looks: all(
+        not look.replicas[name].is_up or look.replicas[name].standing in ("ejected", "down")
+        for look in looks
+    )
+
+
+def now() -> float:
+    """Return the clock of all evidence."""
+    return time.monotonic()

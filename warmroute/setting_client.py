@@ -1,0 +1,127 @@
+"""Reads and changes a router's settings over its operators' listener, for the commands."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import socket
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import aiohttp
+import msgspec
+
+from router.config import DEFAULT_ADMIN
+from router.setting_view import SettingsChange
+from state.model import UNIX_SCHEME
+from warmroute.admin_client import MAX_BODY_BYTES, admin_url, read_bounded, session
+from warmroute.cli import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+TIMEOUT_S: Final = 10.0
+UNSET: Final = "-"
+_T = TypeVar("_T")
+
+
+class RefusedError(Exception):
+    """The router did not make a change; the text says why. The command was right."""
+
+
+class _Said(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    error: _Said
+
+
+def add_change_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what every change has."""
+    add_flags(parser)
+    parser.add_argument("--reason", required=True, metavar="TEXT", help="why; kept in the history")
+    parser.add_argument("--author", metavar="NAME", help="who (default: user@host)")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what every question has."""
+    parser.add_argument(
+        "--admin",
+        metavar="URL",
+        default=f"http://{DEFAULT_ADMIN}",
+        help="admin address of any router of the fleet (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the router's answer as JSON")
+
+
+def author_of(options: argparse.Namespace) -> str:
+    """Return who changes something."""
+    if options.author is not None:
+        return str(options.author)
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def change(admin: str, path: str, body: dict[str, Any]) -> SettingsChange:
+    """Make a change; raises RefusedError, and UsageError for what is wrong with the command."""
+    try:
+        base = admin_url(admin)
+    except ValueError as error:
+        message = f"--admin: {error}"
+        raise UsageError(message) from None
+    try:
+        status, answer = asyncio.run(_post(base, path, msgspec.json.encode(body)))
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        message = f"no router answers at {base} ({error or type(error).__name__})"
+        raise UsageError(message) from None
+    if status == HTTPStatus.OK:
+        return _decoded(answer, SettingsChange, base + path)
+    message = _decoded(answer, _Refusal, base + path).error.message
+    if status in {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND}:
+        raise UsageError(message)
+    raise RefusedError(message)
+
+
+def _decoded(answer: bytes, kind: type[_T], where: str) -> _T:
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        message = f"{where}: not a router's answer"
+        raise UsageError(message) from None
+
+
+async def _post(base: str, path: str, body: bytes) -> tuple[int, bytes]:
+    root = "http://localhost" if base.startswith(UNIX_SCHEME) else base
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    headers = {"Content-Type": "application/json"}
+    async with (
+        session(headers, at=base) as http,
+        http.post(root + path, data=body, allow_redirects=False, timeout=timeout) as answer,
+    ):
+        return answer.status, await read_bounded(answer, MAX_BODY_BYTES)
+
+
+def shown(value: object) -> str:
+    """Return a value as it is written in a change; one that is not there as a dash."""
+    return UNSET if value is None else msgspec.json.encode(value).decode()
+
+
+def print_json(value: object) -> None:
+    """Print what a router answered."""
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def print_change(told: SettingsChange) -> None:
+    """Print what a change did, or would do."""
+    for row in told.changes:
+        print(f"{row.key}: {shown(row.before)} -> {shown(row.after)}")
+    if told.dry_run:
+        print(f"nothing was changed: version {told.version} stays in force")
+    elif told.version == told.previous:
+        print(f"nothing to change: version {told.version} is in force")
+    else:
+        print(f"version {told.version} is in force, after {told.previous}")
