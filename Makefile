@@ -53,6 +53,9 @@ test: $(DEV) ## All tests on generated fixtures
 docs-metrics: $(DEV) ## Make the tables of docs/metrics.md from the code
 	@PYTHONPATH=.:tests $(BIN)/python -m support.metric_page docs/metrics.md
 
+test-observability: $(DEV) ## promtool on the rules and their tests; a real Prometheus asks all of alerts and dashboard (1 min)
+	@$(BIN)/python -m pytest -m heavy tests/tool/test_prometheus.py
+
 test-data: $(DEV) ## Tests on the shared data (WARMROUTE_TEST_DATA, default ../shared/data)
 	@$(BIN)/python -m pytest -m "data and not heavy"
 

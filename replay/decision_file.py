@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from policies.model import Candidate, Decision, Heat, ReplicaView, RoutingRequest
 from policies.union import AnyPolicy
+from replay.format.packed import UNPACK_ERRORS, unpacked
 from replay.trace import TraceError
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 HEADER_START: Final = b'{"warmroute"'
+PACKED: Final = ".zst"
+"""What the name of an older file ends in, once it is compressed."""
 
 
 # What the policies work with, but without a field that this version would pass over in silence.
@@ -153,8 +156,8 @@ class DecisionLogReader:
         torn: TraceError | None = None
         line = b""
         try:
-            with path.open("rb") as file:
-                for number, line in enumerate(file, 1):
+            with unpacked(_as_it_is(path)) as file:
+                for number, line in enumerate(file.stream, 1):
                     place = Place(path.name, number)
                     try:
                         if line.startswith(HEADER_START):
@@ -170,8 +173,9 @@ class DecisionLogReader:
                         self.torn_lines += 1
                         continue
                     raise torn or TraceError(f"{place}: not the header of a decision log")
-        except OSError as error:
-            message = f"{path}: {error.strerror or error}"
+                file.check()
+        except UNPACK_ERRORS as error:
+            message = f"{path}: {getattr(error, 'strerror', None) or error}"
             raise TraceError(message) from None
         if torn is not None and line.endswith(b"\n"):
             raise torn
@@ -184,13 +188,18 @@ def log_files(path: Path) -> list[Path]:
     """
     files = [path] if path.exists() else []
     number = 1
-    while (older := path.with_name(f"{path.name}.{number}")).exists():
+    while (older := _as_it_is(path.with_name(f"{path.name}.{number}"))).exists():
         files.append(older)
         number += 1
     if not files:
         message = f"{path}: no such file"
         raise TraceError(message)
     return files[::-1]
+
+
+def _as_it_is(path: Path) -> Path:
+    """Return the path of an older file: the router may have compressed it a moment ago."""
+    return path if path.exists() else path.with_name(path.name + PACKED)
 
 
 def read_header(line: bytes, place: Place) -> tuple[LogHeader, AnyPolicy]:

@@ -128,6 +128,7 @@ class Attempts:
             BUSY_STATUSES if has_others else NO_STATUSES,
             raised_retry_after_s=BUSY_WAIT_S,
             can_replay=call.is_repeatable,
+            may_replay=self._parts.recovery.may_replay,
             first_byte_timeout_s=first_byte_timeout_s,
             kv_source=choice.kv_source.endpoint if choice.kv_source is not None else None,
             rank=choice.member.rank,

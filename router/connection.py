@@ -59,7 +59,14 @@ class ReplySink(Protocol):
 
 
 class StaleConnectionError(ReplicaClosedError):
-    """A pooled connection turned out dead before any response byte: replay on a fresh one."""
+    """A pooled connection turned out dead before any response byte: replay on a fresh one.
+
+    ``was_sent``: it may have taken the request.
+    """
+
+    def __init__(self, message: str, *, was_sent: bool = True) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -133,7 +140,8 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             self.discard()
-            sink.on_failure(StaleConnectionError("the connection was closed before its use"))
+            message = "the connection was closed before its use"
+            sink.on_failure(StaleConnectionError(message, was_sent=False))
             return
         self._begin(method)
         self._sink = sink

@@ -20,6 +20,7 @@ from router.adapter import announced_of
 from router.line_log import LineLog
 from router.log_file import LogFile
 from router.outlook import BYTES_PER_TOKEN
+from router.packer import Packer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from policies.model import Policy
-    from router.chooser import Choice, Routed
+    from router.chooser import Choice, DecidedBy, Routed
     from router.trace import DecisionRecord
 
 VERSION: Final = 1
@@ -41,7 +42,7 @@ class DecisionLogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     A file holds at most ``max_bytes``, and ``keep_files`` older ones stay beside it. ``sample`` is
     the share of requests that is logged. ``chains`` adds the ids of each prompt's blocks: with them
-    the log is a trace to replay.
+    the log is a trace to replay. ``compress``: older files become ``.zst``.
     """
 
     path: str | None = None
@@ -49,6 +50,7 @@ class DecisionLogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     keep_files: Annotated[int, Meta(ge=1, le=1_000)] = 4
     sample: Annotated[float, Meta(ge=0, le=1)] = 1.0
     chains: bool = False
+    compress: bool = True
 
 
 class LogHeader(Struct, frozen=True, kw_only=True):
@@ -123,8 +125,13 @@ class DecisionLog(Collector):
         clock: Callable[[], float],
     ) -> None:
         line = msgspec.json.encode(header) + b"\n"
-        file = LogFile(path, line, settings.max_bytes, settings.keep_files)
-        self.lines = LineLog("decision log", str(path), file, clock)
+        packer = Packer(path, settings.keep_files) if settings.compress else None
+        file = LogFile(path, line, settings.max_bytes, settings.keep_files, packer)
+        self.lines = LineLog(
+            "decision log", str(path), file, clock, header=line, begin_with=file.begin_with
+        )
+        self._header = header
+        self._decided_by: DecidedBy | None = None
         self._sample = settings.sample
         self._has_chains = settings.chains
 
@@ -155,7 +162,22 @@ class DecisionLog(Collector):
             decision = logged(record, number, choice, request)
             if self._has_chains:
                 decision = with_chains(decision, choice, routed)
+            if choice.decided_by is not self._decided_by and choice.decided_by is not None:
+                self._follow(choice.decided_by)
             self.lines.append(decision)
+
+    def _follow(self, decided_by: DecidedBy) -> None:
+        """Let a header go before decisions by another rule, or by other settings.
+
+        Requests end in another order than they were decided in: it may go to and fro for a while.
+        """
+        self._decided_by = decided_by
+        header = structs.replace(
+            self._header,
+            policy=msgspec.to_builtins(decided_by.policy),
+            settings_version=decided_by.settings_version,
+        )
+        self.lines.follow(msgspec.json.encode(header) + b"\n")
 
     async def run(self) -> None:
         """Hand over what waits until cancelled."""
@@ -229,17 +251,21 @@ def logged(
 
 def with_chains(decision: LoggedDecision, choice: Choice, routed: Routed) -> LoggedDecision:
     """Return ``decision`` with the ids of the prompt's blocks on the chosen replica."""
+    found = logged_prompts(choice, routed)
+    if found is None:
+        return decision
+    block_tokens, prompts = found
+    return structs.replace(decision, block_tokens=block_tokens, prompts=prompts)
+
+
+def logged_prompts(choice: Choice, routed: Routed) -> tuple[int, tuple[LoggedPrompt, ...]] | None:
+    """Return the tokens of a block of the chosen replica, and each prompt's blocks by their ids."""
     announced = announced_of(routed, choice.member) if routed.is_exact else None
     units = 1 if routed.is_exact else BYTES_PER_TOKEN
     for branch in routed.branches:
         if branch.announced == announced:
             prompts = zip(routed.prompt.prompts, branch.chains, strict=True)
-            return structs.replace(
-                decision,
-                block_tokens=branch.identity.block_tokens // units,
-                prompts=tuple(
-                    LoggedPrompt(prompt.count // units, b"".join(chain))
-                    for prompt, chain in prompts
-                ),
+            return branch.identity.block_tokens // units, tuple(
+                LoggedPrompt(prompt.count // units, b"".join(chain)) for prompt, chain in prompts
             )
-    return decision
+    return None

@@ -44,22 +44,37 @@ class Sink(Protocol):
 
 
 class _Chunk(NamedTuple):
+    """Lines to write; ``header`` stands above the first of them."""
+
     records: int
     lines: bytes
+    header: bytes
 
 
 class LineLog:
     """Takes records on the event loop; a thread of its own writes them, until it is closed.
 
-    ``name`` and ``place`` are what messages call it and where its lines go.
+    ``name`` and ``place`` are what messages call it and where its lines go. ``header`` is the line
+    that files begin with at first, and ``begin_with`` is told of it before each write.
     """
 
-    def __init__(self, name: str, place: str, sink: Sink, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        name: str,
+        place: str,
+        sink: Sink,
+        clock: Callable[[], float],
+        *,
+        header: bytes = b"",
+        begin_with: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
         self._name = name
         self._place = place
         self._sink = sink
         self._clock = clock
         self._encode_into = msgspec.json.Encoder().encode_into
+        self._header = self._header_above = header
+        self._begin_with = begin_with
         self._pending = bytearray()
         self._pending_records = 0
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
@@ -74,7 +89,7 @@ class LineLog:
         thread = name.replace(" ", "-")
         self._thread = threading.Thread(target=self._write_all, name=thread, daemon=True)
         self._thread.start()
-        self._chunks.put(_Chunk(0, b""))  # a path of no use is told at the start
+        self._chunks.put(_Chunk(0, b"", header))  # a path of no use is told at the start
 
     @property
     def dropped(self) -> int:
@@ -94,6 +109,12 @@ class LineLog:
             self._dropped_here += 1
             return False
         return True
+
+    def follow(self, header: bytes) -> None:
+        """Let ``header``, a whole line, stand above what is appended from now on."""
+        if header != self._header:
+            self._header = header
+            self._pending += header
 
     def append(self, record: Struct) -> None:
         """Take a record for which there is room, unless JSON cannot say it or it is too long."""
@@ -134,7 +155,8 @@ class LineLog:
 
     def _hand_over(self) -> None:
         if self._pending and not self._is_closed:
-            chunk = _Chunk(self._pending_records, bytes(self._pending))
+            chunk = _Chunk(self._pending_records, bytes(self._pending), self._header_above)
+            self._header_above = self._header
             self._handed_bytes += len(chunk.lines)
             self._pending.clear()
             self._pending_records = 0
@@ -144,6 +166,7 @@ class LineLog:
 
     def _write_all(self) -> None:
         while (chunk := self._chunks.get()) is not None:
+            self._begin_with(chunk.header)
             if self._has_written(chunk.lines):
                 self._written += chunk.records
             else:

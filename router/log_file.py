@@ -13,8 +13,12 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from router.packer import shift
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from router.packer import Packer
 
 MODE: Final = 0o600
 FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -25,15 +29,23 @@ NEWLINE: Final = b"\n"
 class LogFile:
     """Whole lines go in; an OSError leaves what was written before, and the next write opens anew.
 
-    For one thread; every call may block for as long as the disk does.
+    For one thread; every call may block for as long as the disk does. ``packer`` compresses the
+    older files, where there is one.
     """
 
-    def __init__(self, path: Path, header: bytes, max_bytes: int, keep_files: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        header: bytes,
+        max_bytes: int,
+        keep_files: int,
+        packer: Packer | None = None,
+    ) -> None:
         self._path = path
-        self.header = header
-        """May be replaced by another one, for the files that are begun from then on."""
+        self._header = header
         self._max_bytes = max_bytes
         self._keep_files = keep_files
+        self._packer = packer
         self._fd: int | None = None
         self._written_bytes = 0
 
@@ -49,12 +61,18 @@ class LogFile:
             self.close()
             raise
 
+    def begin_with(self, header: bytes) -> None:
+        """Begin files with another header line from now on; the open one stays as it is."""
+        self._header = header
+
     def close(self) -> None:
         """Close the file; the next write opens it again."""
         fd, self._fd = self._fd, None
         if fd is not None:
             with suppress(OSError):  # what the disk says now comes too late
                 os.close(fd)
+        if self._packer is not None:
+            self._packer.settle()
 
     def _open(self) -> int:
         """Open for appending; a line that a crash has torn gets its end before the header."""
@@ -66,17 +84,17 @@ class LogFile:
             os.close(fd)
             raise
         self._fd, self._written_bytes = fd, kept_bytes
-        self._append(fd, NEWLINE + self.header if is_torn else self.header)
+        self._append(fd, NEWLINE + self._header if is_torn else self._header)
         return fd
 
     def _rotate(self) -> int:
         """Let this file be the newest of the kept ones, and begin the next."""
         self.close()
-        for number in range(self._keep_files, 0, -1):
-            younger = self._path if number == 1 else numbered(self._path, number - 1)
-            with suppress(FileNotFoundError):
-                younger.replace(numbered(self._path, number))
-        return self._open()
+        shift(self._path, self._keep_files)
+        fd = self._open()
+        if self._packer is not None:
+            self._packer.begin()
+        return fd
 
     def _append(self, fd: int, data: bytes) -> None:
         rest = memoryview(data)
@@ -103,8 +121,3 @@ def _owned_bytes(fd: int) -> int:
     if stat.S_IMODE(kept.st_mode) != MODE:
         os.fchmod(fd, MODE)
     return kept.st_size
-
-
-def numbered(path: Path, number: int) -> Path:
-    """Return where the file is kept that was written ``number`` files ago."""
-    return path.with_name(f"{path.name}.{number}")

@@ -252,4 +252,5 @@ class Metrics:
 
     def render_open(self) -> bytes:
         """Return the same as OpenMetrics, which has exemplars."""
-        return openmetrics.generate_latest(self.registry)
+        text: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+        return text

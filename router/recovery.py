@@ -81,6 +81,13 @@ class Recovery:
         if parts.quarantine.marked:
             self._check(call, body)
 
+    def may_replay(self) -> bool:
+        """Return whether a request may go out again that a pooled connection took and lost."""
+        if self._parts.budget.replay():
+            return True
+        self.denied.add(1.0, (Denial.BUDGET.value,))
+        return False
+
     def _check(self, call: Call, body: bytes) -> None:
         quarantine = self._parts.quarantine
         left_s = quarantine.left_s(call.path, body, self._parts.clock())

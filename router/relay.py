@@ -9,6 +9,7 @@ handler is cancelled and the replica's connection closed at once, which makes an
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -23,8 +24,6 @@ from router.request import ClientHeaders
 from router.wire import ClientStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from router.connection import UpstreamConnection
     from router.observer import StreamObserver
     from router.request import Request
@@ -43,7 +42,8 @@ class RelayRequest(Struct, frozen=True):
     ``raised_statuses`` are raised as ReplicaBusyError instead of being passed on, unless
     Retry-After asks for more than ``raised_retry_after_s`` (None: whatever it says).
     ``can_replay``: a pooled connection may be used, and the request be sent anew where that one
-    turns out dead. ``first_byte_timeout_s`` is shorter than that of the settings.
+    turns out dead; where it took the request and the replica lives, only if ``may_replay`` says so
+    (None: always). ``first_byte_timeout_s`` is shorter than that of the settings.
     ``allows_keep_alive`` is False when the client shall not send more on its connection.
     ``kv_source`` is where the replica may fetch KV pages of the prompt. ``rank`` is the engine's
     data-parallel rank that is the replica; None where the replica is the engine.
@@ -63,6 +63,7 @@ class RelayRequest(Struct, frozen=True):
     kv_source: Endpoint | None = None
     rank: int | None = None
     lines: bytes | None = None
+    may_replay: Callable[[], bool] | None = None
 
 
 class Relayed(Struct, frozen=True):
@@ -159,6 +160,10 @@ async def relay(
         if not isinstance(exchange.error, StaleConnectionError):
             return _relayed(exchange)
         fresh = await _connect_again(pool, endpoint)
+        may_replay = outbound.may_replay
+        if exchange.error.was_sent and may_replay is not None and not may_replay():
+            fresh.discard()
+            return _relayed(exchange)
     await _run(exchange, fresh, head)
     return _relayed(exchange)
 

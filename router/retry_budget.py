@@ -2,8 +2,9 @@
 
 Two kinds draw on it. A try after a replica was *lost* (nobody listens there any more) follows a
 load that is gone: a replica is lost once, so these are only paced. A try after an *answer* (no
-room, none in time, a connection closed by a replica that lives) adds load to a fleet that may be
-failing because of it: over any time there are at most ``reserve`` and ``ratio`` of the requests.
+room, none in time, a connection closed by a replica that lives, also a pooled one) adds load to a
+fleet that may be failing because of it: over any time there are at most ``reserve`` and ``ratio``
+of the requests.
 """
 
 from __future__ import annotations
@@ -46,6 +47,16 @@ class RetryBudget:
         """Note a request: a part of them may be tried again."""
         balance = self._balance + self._settings.ratio
         self._balance = min(BALANCE_MOST, balance)
+
+    def replay(self) -> bool:
+        """Return whether a request may be sent once more that a pooled connection took and lost.
+
+        Mostly that connection was just closing; but a replica that lives may close each one.
+        """
+        if self._balance < 1.0:
+            return False
+        self._balance -= 1.0
+        return True
 
     def take(self, open_requests: int, now_s: float, *, is_lost: bool) -> Claim | None:
         """Return the leave for one second try; None where there is none now."""

@@ -94,7 +94,9 @@ class Savings(Collector):
         """Yield all of it."""
         yield from (self._answers.metric(), self._told_tokens.metric(), self._saved.metric())
         yield from self._held()
-        yield from _concentration("prefix", "beginnings of long prompts", self._parts.prefixes, TOP_PREFIXES)
+        yield from _concentration(
+            "prefix", "beginnings of long prompts", self._parts.prefixes, TOP_PREFIXES
+        )
         yield from _concentration("tenant", "tenants", self._parts.tenants, TOP_TENANTS)
 
     def _held(self) -> Iterable[Metric]:

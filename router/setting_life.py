@@ -89,6 +89,7 @@ class SettingLife(Collector):
         self._kept: KeptSettings | None = None
         self._audit: AuditLog | None = None
         self._task: asyncio.Task[None] | None = None
+        self._asked = asyncio.Event()
         self._last_fault = ""
         self._store_fault = ""
         self._file_fault = ""
@@ -98,14 +99,14 @@ class SettingLife(Collector):
         try:
             await self._restore()
             await self._open_audit()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(HEARD_S):
-                    await self._round()
         except BaseException:
             await self._close()
             raise
         run = supervise("settings", self._run)
         self._task = asyncio.create_task(run, name="settings")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HEARD_S):
+                await self._asked.wait()
         return self
 
     async def __aexit__(
@@ -151,8 +152,9 @@ class SettingLife(Collector):
     async def _run(self) -> None:
         while True:
             check_cancelled()
-            await asyncio.sleep(POLL_S)
             await self._round()
+            self._asked.set()
+            await asyncio.sleep(POLL_S)
 
     async def _round(self) -> None:
         """Follow the store once; what goes wrong is one line of the log, until it is over."""

@@ -73,8 +73,10 @@ class Spread:
     def metric(self) -> Metric:
         """Return what is counted so far."""
         ends = [*map(str, self._bounds), "+Inf"]
-        exemplars = [self._exemplars.get(bucket) for bucket in range(len(ends))]
-        buckets = list(zip(ends, accumulate(self._counts), exemplars, strict=True))
+        buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+        for bucket, (end, count) in enumerate(zip(ends, accumulate(self._counts), strict=True)):
+            exemplar = self._exemplars.get(bucket)
+            buckets.append((end, count) if exemplar is None else (end, count, exemplar))
         family = HistogramMetricFamily(self._name, self._text)
         family.add_metric([], buckets, self._sum)
         return family

@@ -16,6 +16,7 @@ from replay import transform
 from replay.decision_trace import LoggedTrace
 from replay.format.detect import Format
 from replay.format.file import TraceFile, open_trace
+from replay.format.packed import UNPACK_ERRORS, unpacked
 from replay.trace import TraceError, TraceRequest
 from router.config import Config
 from router.expected import explained
@@ -132,11 +133,12 @@ def read_feed(options: argparse.Namespace, seed: int) -> Feed:
 def _is_decision_log(path: Path) -> bool:
     """Return whether a router's log of decisions is there, be it that it was just rotated away."""
     try:
-        with path.open("rb") as file:
-            return file.read(len(LOG_START)) == LOG_START
+        with unpacked(path) as file:
+            return file.stream.read(len(LOG_START)) == LOG_START
     except FileNotFoundError:
-        return path.with_name(f"{path.name}.1").exists()
-    except OSError:
+        older = path.with_name(f"{path.name}.1")
+        return older.exists() or older.with_name(f"{older.name}.zst").exists()
+    except UNPACK_ERRORS:
         return False
 
 

@@ -95,8 +95,8 @@ def show(console: Console, router: RouterView, replicas: list[ReplicaView]) -> N
 
 def _table(replicas: list[ReplicaView]) -> Table:
     table = Table(box=None, pad_edge=False, collapse_padding=True)
-    columns = ("replica", "told by", "is", "engine", "events", "pages", "held / capacity", "seq", "gaps")
-    for name in (*columns, "generation", "blocks", "in flight", "queued", "trust"):
+    columns = ("replica", "told by", "is", "engine", "events", "pages", "held / capacity")
+    for name in (*columns, "seq", "gaps", "generation", "blocks", "in flight", "queued", "trust"):
         is_number = name in {"seq", "gaps", "blocks", "in flight", "queued"}
         table.add_column(
             name,

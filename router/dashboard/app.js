@@ -6,6 +6,7 @@ import { byId, setText } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { Panels } from "./panels.js";
 import { showPolicy } from "./policy.js";
+import { showSettings } from "./settings.js";
 import { Stream } from "./stream.js";
 
 const ANNOUNCE_MS = 5_000;
@@ -20,6 +21,7 @@ let isPaused = false;
 function show() {
   if (isPaused || !snapshot || document.hidden) return;
   showPolicy(snapshot);
+  showSettings(snapshot);
   panels.show(snapshot);
   fleet.show(snapshot);
   decisions.show(snapshot);

@@ -46,8 +46,8 @@ def open_resolver(settings: DnsSource) -> dns.asyncresolver.Resolver:
 
 def split_server(server: str) -> tuple[str, int]:
     """Return address and port of ``10.0.0.2``, ``10.0.0.2:5353`` or ``[::1]:5353``."""
-    host, colon, port = server.rpartition(":")
-    if not colon or (":" in host and not host.startswith("[")):
+    host, _, port = server.rpartition(":")
+    if not port.isdecimal() or (":" in host and not host.endswith("]")):
         return server.strip("[]"), 53
     return host.strip("[]"), int(port)
 

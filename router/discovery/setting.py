@@ -32,6 +32,13 @@ ApiUrl = Annotated[
         description="http[s]://host:port of an API server",
     ),
 ]
+NameServer = Annotated[
+    str,
+    Meta(
+        pattern=r"\A(\[[0-9A-Fa-f:.]+\]|[0-9.]+|[0-9A-Fa-f:]+)(:[0-9]{1,5})?\Z",
+        description="an address of a name server such as 10.0.0.2 or 10.0.0.2:5353",
+    ),
+]
 ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where a pod finds its service account."""
 
@@ -48,7 +55,7 @@ class DnsSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scheme: Scheme = "http"
     interval_s: Seconds = 30.0
     timeout_s: Seconds = 5.0
-    servers: tuple[str, ...] = ()
+    servers: tuple[NameServer, ...] = ()
 
 
 class KubernetesSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

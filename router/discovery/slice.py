@@ -79,7 +79,7 @@ class Pod(Struct, frozen=True):
     name: str
     address: str
     port: int
-    is_draining: bool
+    is_draining: bool = False
 
 
 def port_of(told: EndpointSlice, wanted: int | str | None) -> int | None:
@@ -119,5 +119,5 @@ def _pod(endpoint: SliceEndpoint, port: int) -> tuple[Pod, str]:
     conditions = endpoint.conditions or Conditions()
     reference = endpoint.target_ref or Reference()
     is_draining = bool(conditions.terminating) or conditions.ready is False
-    pod = Pod(reference.name, endpoint.addresses[0], port, is_draining)
+    pod = Pod(reference.name, endpoint.addresses[0], port, is_draining=is_draining)
     return pod, reference.uid

@@ -1,6 +1,6 @@
 """Put each seeded bug into a copy of the project, one at a time, and see its tests fail.
 
-    python -m bugs.run [--fast] [--only TEXT]
+    python -m bugs.run [--fast | --slow] [--only TEXT]
 
 A bug counts as caught only where its tests ran and one of them failed; before that all of them have
 to pass on the copy as it is.
@@ -85,14 +85,15 @@ def look(copy: Path, bug: Bug) -> str | None:
 
 def chosen(flags: argparse.Namespace) -> Sequence[Bug]:
     """Return the bugs that were asked for."""
-    fast = [bug for bug in BUGS if not (flags.fast and bug.is_slow)]
-    return [bug for bug in fast if flags.only in bug.name]
+    wanted = {False: not flags.slow, True: not flags.fast}
+    return [bug for bug in BUGS if wanted[bug.is_slow] and flags.only in bug.name]
 
 
 def main() -> int:
     """Return 0 where every bug was caught."""
     parser = argparse.ArgumentParser(description="Are seeded bugs caught?")
     parser.add_argument("--fast", action="store_true", help="only those that need no processes")
+    parser.add_argument("--slow", action="store_true", help="only those that need some")
     parser.add_argument("--only", default="", metavar="TEXT", help="those with TEXT in their name")
     bugs = chosen(parser.parse_args())
     if not bugs:
@@ -100,7 +101,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="warmroute-bugs-") as folder:
         copy = Path(folder) / "project"
         shutil.copytree(_ROOT, copy, ignore=shutil.ignore_patterns(*_LEFT_OUT))
-        status, output = run_tests(copy, (test for bug in bugs for test in bug.tests))
+        tests = [test for bug in bugs for test in bug.tests]
+        status, output = run_tests(copy, tests)
+        if status == _FAILED:  # a busy machine: once more
+            status, output = run_tests(copy, tests)
         if status != _PASSED:
             write(output)
             write("the tests fail without a bug")

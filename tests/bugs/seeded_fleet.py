@@ -116,7 +116,7 @@ BUGS: Final = (
         file="state/prefix.py",
         old="        block.update(parent + packed_tokens[end - block_bytes : end])",
         new="        block.update(packed_tokens[end - block_bytes : end])",
-        tests=("tests/unit/test_prefix.py",),
+        tests=("tests/unit/test_secret.py",),
     ),
     Bug(
         name="residency outlives a restart",
@@ -149,7 +149,7 @@ BUGS: Final = (
             "        if client is not None:\n"
             "            await client.ping()\n"
         ),
-        tests=("tests/e2e/test_state_faults.py", "tests/e2e/test_field_outage.py"),
+        tests=("tests/e2e/test_field_outage.py",),
         is_slow=True,
     ),
     Bug(

@@ -234,7 +234,9 @@ def true_metrics(evidence: Evidence) -> list[str]:
             found += [
                 f"router {sample.router}: {name} fell from {value} to {sample.series.get(name, 0)}"
                 for name, value in before[life].series.items()
-                if is_counter(name) and sample.series.get(name, 0.0) < value
+                if is_counter(name)
+                and sample.series.get(name, 0.0) < value
+                and not (name not in sample.series and _replica_label(name))
             ]
         before[life] = sample
         found += [
@@ -242,7 +244,7 @@ def true_metrics(evidence: Evidence) -> list[str]:
             for name in sample.series
             if _replica_label(name) not in (None, *evidence.replica_names)
         ]
-    for (router, life), sample in before.items():
+    for (router, number), sample in before.items():
         if sample.requests < 0:
             continue  # its last look is older than its last request
         counted = sum(
@@ -252,7 +254,7 @@ def true_metrics(evidence: Evidence) -> list[str]:
         )
         if counted != sample.requests:
             found.append(
-                f"router {router} (life {life}) counts {counted:.0f} requests,"
+                f"router {router} (life {number}) counts {counted:.0f} requests,"
                 f" {sample.requests} are on record"
             )
     return found

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from chaos.speech import NONCE, piece
+from chaos.speech import NONCE, chunk, piece
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+_ATTEMPT: Final = re.compile(rb'data: \{"id":"([\w-]+)"')
 
 
 class End(enum.StrEnum):
@@ -134,6 +138,15 @@ class Reading:
                 return
             self.pieces += 1
 
+    def is_torn(self, raw: bytes, key: bytes, nonce: str) -> bool:
+        """Return whether an event is the beginning of the next one, ended for an error's sake."""
+        found = _ATTEMPT.match(raw)
+        if found is None:
+            return b'data: {"id":"'.startswith(raw[:13])
+        text = piece(key, nonce, self.pieces)
+        wanted = [chunk(found[1].decode(), text, is_last=last) for last in (False, True)]
+        return any(one.startswith(raw) for one in wanted)
+
 
 def foreign_canaries(text: str, own: str) -> list[str]:
     """Return canaries in ``text`` that are not ``own``."""
@@ -143,8 +156,8 @@ def foreign_canaries(text: str, own: str) -> list[str]:
 def read_stream(body: bytes, key: bytes, nonce: str) -> Reading:
     """Take a stream apart; what is cut off at its end is no fault."""
     reading = Reading()
-    events = body.split(b"\n\n")
-    for raw in events[:-1]:
+    events = body.split(b"\n\n")[:-1]
+    for number, raw in enumerate(events):
         data = raw.removeprefix(b"data: ")
         if data == b"[DONE]":
             reading.says_done = True
@@ -152,7 +165,9 @@ def read_stream(body: bytes, key: bytes, nonce: str) -> Reading:
         try:
             event = json.loads(data)
         except ValueError:
-            reading.faults.append("an event that is no JSON")
+            is_last = events[number + 1 :][:1] == events[-1:] and b'"error"' in events[-1]
+            if not is_last or not reading.is_torn(raw, key, nonce):
+                reading.faults.append("an event that is no JSON")
             continue
         if "error" in event:
             reading.error_code = str(event["error"].get("code") or event["error"].get("type"))

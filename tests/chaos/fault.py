@@ -46,6 +46,11 @@ def within(text: str, took_s: float | None, wanted_s: float) -> Finding:
     return Finding(f"{text} (on an idle machine within {wanted_s:g} s)", met, seen)
 
 
+def told(text: str, seen: str) -> Finding:
+    """Return a finding that is told and not judged."""
+    return Finding(text, is_met=True, seen=seen)
+
+
 def since(rig: Rig, from_s: float) -> list[ClientLine]:
     """Return the requests that were open after ``from_s`` and have ended."""
     return [
@@ -79,9 +84,7 @@ def only_begun_fail(rig: Rig, from_s: float) -> Finding:
         for line in wrong
         if line.end is not End.ERROR_EVENT and (line.is_stream or line.status != 200)
     ]
-    shown = ", ".join(
-        sorted({f"{one.end} {one.status} {one.error_code}" for one in untold})
-    )
+    shown = ", ".join(sorted({f"{one.end} {one.status} {one.error_code}" for one in untold}))
     seen = f"{len(lines)} requests, {len(wrong)} were begun and cut, {len(untold)} others {shown}"
     return Finding("only answers that had begun fail, with an error event", not untold, seen)
 

@@ -8,7 +8,18 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from chaos.evidence import End, read_ledger
-from chaos.fault import Fault, Finding, bad, down, no_errors, now, only_begun_fail, since, within
+from chaos.fault import (
+    Fault,
+    Finding,
+    bad,
+    down,
+    no_errors,
+    now,
+    only_begun_fail,
+    since,
+    told,
+    within,
+)
 from chaos.link import Trouble
 from chaos.speech import MODEL, PATH, POISON
 from chaos.wire import Wire, request_bytes
@@ -32,9 +43,7 @@ async def busiest(rig: Rig) -> Engine:
 
 async def long_streams(rig: Rig, count: int) -> list[asyncio.Task[Any]]:
     """Begin streams that last for half a second and more."""
-    tasks = [
-        asyncio.create_task(rig.crowd.ask(is_stream=True, pieces=LONG)) for _ in range(count)
-    ]
+    tasks = [asyncio.create_task(rig.crowd.ask(is_stream=True, pieces=LONG)) for _ in range(count)]
     await asyncio.sleep(0.25)
     return tasks
 
@@ -110,8 +119,9 @@ async def reborn(rig: Rig, rng: random.Random) -> list[Finding]:
 
     took_s = await rig.until(knows)
     known_s = now()
-    await rig.until(knows)
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(0.5)  # slow start: it gets little
+    for _ in range(8):
+        await asyncio.gather(*(rig.crowd.ask(pieces=20) for _ in range(12)))
     for router in rig.routers:
         await rig.watch.sample(router)
     wrong, count = [], 0
@@ -221,7 +231,7 @@ async def zone_lost(rig: Rig, _: random.Random) -> list[Finding]:
     return [
         within("the other zone has it all", took_s, 3.5),
         calm,
-        Finding("what was there ends with a word", True, str(dict(codes))),
+        told("what was there ends with a word", str(dict(codes))),
     ]
 
 
@@ -235,7 +245,8 @@ async def slowed(rig: Rig, rng: random.Random) -> list[Finding]:
     others = [
         one.first_byte_s
         for one in lines
-        if one.first_byte_s is not None and not one.attempts[:1] == ()
+        if one.first_byte_s is not None
+        and one.attempts
         and not one.attempts[0].startswith(victim.name)
     ]
     await victim.mode("normal")

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from chaos.evidence import End
-from chaos.fault import Fault, Finding, no_errors, now, within
+from chaos.fault import Fault, Finding, no_errors, now, told, within
 from chaos.fault_replica import LONG, raw_head
 from chaos.watch import of_process
 from chaos.wire import CutError, Wire
@@ -30,9 +30,7 @@ async def drained(rig: Rig, rng: random.Random) -> list[Finding]:
     router = rig.routers[rng.randrange(len(rig.routers))]
     other = rig.routers[1 - router.index]
     streams = [
-        asyncio.create_task(
-            rig.crowd.ask(is_stream=True, pieces=2 * LONG, router=router.index)
-        )
+        asyncio.create_task(rig.crowd.ask(is_stream=True, pieces=2 * LONG, router=router.index))
         for _ in range(20)
     ]
     await asyncio.sleep(0.5)
@@ -180,12 +178,12 @@ async def few_files(rig: Rig, _: random.Random) -> list[Finding]:
     await asyncio.sleep(0.3)
     outage = rig.begin_outage(router)  # who comes late finds no place
     idle = []
-    for _ in range(400):
+    for _number in range(400):
         with contextlib.suppress(CutError):
             idle.append(await Wire.open(router.listen))
     await asyncio.sleep(0.5)
-    live, _ = await rig.watch.get(router.admin, "/livez")
-    _, descriptors = of_process(router.pid)
+    live, _body = await rig.watch.get(router.admin, "/livez")
+    _rss, descriptors = of_process(router.pid)
     line = await stream
     for wire in idle:
         wire.reset()
@@ -206,7 +204,7 @@ async def few_files(rig: Rig, _: random.Random) -> list[Finding]:
 async def no_memory(rig: Rig, _: random.Random) -> list[Finding]:
     """C-17."""
     router = rig.routers[1]
-    rss, _ = of_process(router.pid)
+    rss, _count = of_process(router.pid)
     seen = {}
     for rung, share in (("close", 0.93), ("refuse", 1.05)):
         overload = {"memory_bytes": int(rss / share)}
@@ -235,7 +233,7 @@ async def skewed(rig: Rig, _: random.Random) -> list[Finding]:
     """C-15: one router an hour ahead, with libfaketime where WARMROUTE_FAKETIME names it."""
     library = os.environ.get("WARMROUTE_FAKETIME")
     if library is None:
-        return [Finding("skipped: WARMROUTE_FAKETIME names no library", True, "not run")]
+        return [told("skipped: WARMROUTE_FAKETIME names no library", "not run")]
     router, from_s = rig.routers[1], now()
     prefix = ("env", f"LD_PRELOAD={library}", "FAKETIME=+1h", "FAKETIME_DONT_FAKE_MONOTONIC=1")
     await restart_with(rig, router, prefix)
@@ -247,7 +245,8 @@ async def skewed(rig: Rig, _: random.Random) -> list[Finding]:
     await restart_with(rig, router)
     return [
         Finding(
-            "nothing expires", all(look.rung == "live" for look in looks),
+            "nothing expires",
+            all(look.rung == "live" for look in looks),
             ", ".join(look.rung for look in looks),
         ),
         Finding("no negative time", not negative, str(negative)),

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Final
 
-from chaos.fault import Fault, Finding, no_errors, now, within
+from chaos.fault import Fault, Finding, no_errors, now, told, within
 from chaos.wire import Wire, request_bytes
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from chaos.rig import Rig
 
 AWAY_S: Final = 2.5
-
-
 
 
 async def on_rung(rig: Rig, wanted: dict[int, str], timeout_s: float = 15.0) -> float | None:
@@ -98,7 +96,7 @@ async def slow_state(rig: Rig, _: random.Random) -> list[Finding]:
         router.link.delay_s = 0.0
     back_s = await on_rung(rig, {0: "live", 1: "live"})
     return [
-        Finding("its age is told", True, ", ".join(look.rung for look in looks)),
+        told("its age is told", ", ".join(look.rung for look in looks)),
         within("live again", back_s, 3.0),
         no_errors(rig, from_s),
     ]

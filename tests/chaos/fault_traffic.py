@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from chaos.client import Leaving
 from chaos.evidence import End, read_ledger
-from chaos.fault import Fault, Finding, bad, down, no_errors, now, since, within
+from chaos.fault import Fault, Finding, bad, down, no_errors, now, since, told, within
 from chaos.fault_replica import long_streams, no_errors_begun_after, p99
 from chaos.link import Trouble
 from chaos.speech import MODEL, PATH, POISON
@@ -21,25 +21,23 @@ from chaos.wire import CutError, Wire, request_bytes
 if TYPE_CHECKING:
     import random
 
-    from chaos.evidence import ClientLine
     from chaos.rig import Rig
 
 HOT_RATE_HZ: Final = 40.0
 HOT_S: Final = 8.0
 HOT_FACTOR: Final = 1.5
 HIT_SHARE: Final = 0.8
+_CHAT: Final = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
 HOSTILE: Final = (
     b"GET / HTTP/9.9\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n"
-    b"Content-Length: 4\r\n\r\nabc",
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    _CHAT + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    _CHAT + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
+    _CHAT + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
     b"GET /v1/../admin/replicas HTTP/1.1\r\nHost: a\r\n\r\n",
-    b"POST /v1/chat/completions HTTP/1.1\r\n" + b"X-A: b\r\n" * 200 + b"\r\n",
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-B: " + b"c" * 40_000 + b"\r\n\r\n",
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost : a\r\n\r\n",
+    _CHAT + b"X-A: b\r\n" * 200 + b"\r\n",
+    _CHAT + b"X-B: " + b"c" * 40_000 + b"\r\n\r\n",
+    _CHAT + b"Host : a\r\n\r\n",
     b"\r\n\r\n\r\n\x00\x00",
 )
 
@@ -61,7 +59,9 @@ async def flapped(rig: Rig, rng: random.Random) -> list[Finding]:
         if one.end is not End.ERROR_EVENT and (one.is_stream or one.status != 200)
     ]
     return [
-        Finding("it is ejected for it", counts[1] > counts[0], f"{counts[0]:.0f} -> {counts[1]:.0f}"),
+        Finding(
+            "it is ejected for it", counts[1] > counts[0], f"{counts[0]:.0f} -> {counts[1]:.0f}"
+        ),
         Finding("and for longer than a check", took_s is not None, str(took_s)),
         Finding("only answers that had begun fail", not wrong, f"{len(wrong)} others"),
     ]
@@ -91,11 +91,7 @@ async def truncated(rig: Rig, rng: random.Random) -> list[Finding]:
     lines = since(rig, from_s)
     cut = [one for one in lines if one.end in (End.ERROR_EVENT, End.CLOSED)]
     names = tuple(f"{victim.name}-" for victim in victims)
-    false = [
-        one
-        for one in lines
-        if one.end is End.COMPLETE and one.pieces != one.wanted_pieces
-    ]
+    false = [one for one in lines if one.end is End.COMPLETE and one.pieces != one.wanted_pieces]
     strays = [one for one in cut if one.attempts and not one.attempts[0].startswith(names)]
     return [
         Finding("something was cut", bool(cut), f"{len(cut)} of {len(lines)}, at bytes {ks}"),
@@ -153,7 +149,7 @@ async def one_way(rig: Rig, rng: random.Random) -> list[Finding]:
     await asyncio.sleep(2.0)
     victim.link.heal()
     codes = Counter(f"{one.end} {one.status or ''}" for one in bad(since(rig, from_s)))
-    return [within("it is out", took_s, 3.5), calm, Finding("before: told", True, str(dict(codes)))]
+    return [within("it is out", took_s, 3.5), calm, told("before: told", str(dict(codes)))]
 
 
 async def lossy(rig: Rig, _: random.Random) -> list[Finding]:
@@ -166,7 +162,7 @@ async def lossy(rig: Rig, _: random.Random) -> list[Finding]:
     times = [one.first_byte_s or 0.0 for one in since(rig, from_s)]
     for engine in rig.engines:
         engine.link.heal()
-    return [*findings, Finding("it costs time only", True, f"p99 to first byte {p99(times):.2f} s")]
+    return [*findings, told("it costs time only", f"p99 to first byte {p99(times):.2f} s")]
 
 
 async def stormed(rig: Rig, rng: random.Random) -> list[Finding]:
@@ -179,9 +175,7 @@ async def stormed(rig: Rig, rng: random.Random) -> list[Finding]:
             wire.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-")
             drips.append(wire)
     for _ in range(5):
-        leaving = [
-            rig.crowd.leave(rig.crowd.draw(), rng.choice(list(Leaving))) for _ in range(30)
-        ]
+        leaving = [rig.crowd.leave(rig.crowd.draw(), rng.choice(list(Leaving))) for _ in range(30)]
         await asyncio.gather(*leaving)
         for wire in drips:
             wire.send(b"a")
@@ -194,7 +188,7 @@ async def stormed(rig: Rig, rng: random.Random) -> list[Finding]:
     times = [one.first_byte_s or 0.0 for one in since(rig, from_s)]
     return [
         no_errors(rig, from_s),
-        Finding("good clients go on", True, f"p99 to first byte {p99(times):.2f} s"),
+        told("good clients go on", f"p99 to first byte {p99(times):.2f} s"),
     ]
 
 
@@ -249,7 +243,7 @@ async def poisoned(rig: Rig, _: random.Random) -> list[Finding]:
         "Content-Type": "application/json",
     }
     from_s, statuses = now(), []
-    for _ in range(5):
+    for _number in range(5):
         async with asyncio.timeout(30):
             wire = await Wire.open(rig.routers[0].listen)
             wire.send(request_bytes(PATH, body, fields))
@@ -290,7 +284,7 @@ async def storm_of_retries(rig: Rig, _: random.Random) -> list[Finding]:
             await engine.mode("normal")
         until_s = now()
         await asyncio.sleep(0.3)
-        lines: list[ClientLine] = [one for one in rig.crowd.ledger if from_s <= one.began_s <= until_s]
+        lines = [one for one in rig.crowd.ledger if from_s <= one.began_s <= until_s]
         attempts = len(_begun(rig, 0.0)) - before
         most = 1.2 * len(lines) + 3 + 8  # those of the moments before and after
         findings.append(
@@ -325,11 +319,13 @@ async def starved(rig: Rig, _: random.Random) -> list[Finding]:
         burner.send_signal(signal.SIGKILL)
         await burner.wait()
     after = sum([await ejections(rig, cause) for cause in ("failures", "flapping", "probation")])
-    lags = [(await rig.watch.series(router))["warmroute_loop_lag_seconds"] for router in rig.routers]
+    lags = [
+        (await rig.watch.series(router))["warmroute_loop_lag_seconds"] for router in rig.routers
+    ]
     return [
         no_errors(rig, from_s),
         Finding("nobody is ejected for it", after == before, f"{before:.0f} -> {after:.0f}"),
-        Finding("the lag is told", True, ", ".join(f"{1000 * lag:.0f} ms" for lag in lags)),
+        told("the lag is told", ", ".join(f"{1000 * lag:.0f} ms" for lag in lags)),
     ]
 
 

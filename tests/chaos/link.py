@@ -36,6 +36,7 @@ class FaultLink:
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
+        self._honest = asyncio.Event()
         self.trouble = Trouble()
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -55,6 +56,19 @@ class FaultLink:
         self.reset_all()
         if self._tasks:  # each ends with its connections
             await asyncio.wait(self._tasks, timeout=5)
+
+    @property
+    def trouble(self) -> Trouble:
+        """What is done to the bytes."""
+        return self._trouble
+
+    @trouble.setter
+    def trouble(self, trouble: Trouble) -> None:
+        self._trouble = trouble
+        if trouble.loses_replies:
+            self._honest.clear()
+        else:
+            self._honest.set()
 
     @property
     def url(self) -> str:
@@ -160,8 +174,7 @@ class FaultLink:
                     return
                 passed += len(data)
                 await self._write(writer, data, trouble)
-        while self.trouble.loses_replies:  # nobody hears of an end either
-            await asyncio.sleep(LOOK_S)
+        await self._honest.wait()  # nobody hears of an end either
 
     async def _write(self, writer: asyncio.StreamWriter, data: bytes, trouble: Trouble) -> None:
         step = trouble.slice_bytes or len(data)

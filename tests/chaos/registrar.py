@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from chaos.speech import BLOCK_TOKENS, MODEL
 from state.client import RedisSettings, command_client
 from state.model import (
     BlockId,
@@ -29,8 +30,6 @@ from state.prefix import chain_of, chain_root, namespace_of, pack_tokens, salt_s
 from state.redis_writer import RedisWriter
 from state.secret import ChainKeys
 from state.store import StateError
-
-from chaos.speech import BLOCK_TOKENS, MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

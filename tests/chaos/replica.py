@@ -200,7 +200,7 @@ class Replica:
         nonce, prompt_tokens, cached = about
         count = int(asked["max_tokens"])
         mode = self.mode
-        kind = mode["kind"]
+        kind: str = mode["kind"]
         pace = SLOW if kind == "slow" else 1.0
         await asyncio.sleep(pace * (0.003 + (prompt_tokens - cached) / BLOCK_TOKENS * BLOCK_S))
         if kind in ("error", "busy"):

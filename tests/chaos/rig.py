@@ -162,7 +162,10 @@ class Rig:
     # Routers.
 
     async def start_router(
-        self, router: RouterProcess, prefix: tuple[str, ...] = (), config: dict[str, Any] | None = None
+        self,
+        router: RouterProcess,
+        prefix: tuple[str, ...] = (),
+        config: dict[str, Any] | None = None,
     ) -> None:
         """Start a router's next life, behind ``prefix``, with ``config`` on top; wait for it."""
         router.life += 1

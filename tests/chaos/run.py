@@ -69,9 +69,9 @@ class Report:
 
     def markdown(self) -> str:
         """Return the report as a page."""
+        head = f"Seed {self.seed}: {len(self.steps)} faults in {self.took_s:.0f} s"
         lines = [
-            f"Seed {self.seed}: {len(self.steps)} faults in {self.took_s:.0f} s, {self.requests}"
-            f" requests, {self.attempts} attempts; ends: {self.ends}",
+            f"{head}, {self.requests} requests, {self.attempts} attempts; ends: {self.ends}",
             "",
             "| at | fault | expectation | met | seen |",
             "|---|---|---|---|---|",
@@ -130,7 +130,9 @@ async def strike_all(
             return
 
 
-async def run(directory: Path, plan: Plan, faults: Sequence[Fault], until_s: float | None) -> Report:
+async def run(
+    directory: Path, plan: Plan, faults: Sequence[Fault], until_s: float | None
+) -> Report:
     """Build the rig, strike, judge."""
     report = Report(plan.seed)
     began_s = time.monotonic()

@@ -31,8 +31,7 @@ def rendered(messages: list[dict[str, Any]]) -> bytes:
 
 
 TEMPLATE: Final = (
-    "{%- for m in messages %}{{- '<' + m.role + '>' + m.content + '\\n' }}{%- endfor %}"
-    "{{- '<a>' }}"
+    "{%- for m in messages %}{{- '<' + m.role + '>' + m.content + '\\n' }}{%- endfor %}{{- '<a>' }}"
 )
 """``rendered`` in Jinja."""
 

@@ -173,6 +173,10 @@ class Watch:
                 break
             await asyncio.sleep(0.1)
         await asyncio.sleep(2 * LOOK_S)  # idle connections of the pool close after a second
+        while any(half_closed(one.pid) for one in self._rig.routers):
+            if time.monotonic() > deadline_s:
+                break
+            await asyncio.sleep(0.1)
         for router in self._rig.routers:
             sample = await self.sample(router)
             assert sample is not None, f"router {router.index} does not answer: {self.missed}"
@@ -202,9 +206,7 @@ class Watch:
 
 
 def _sum(sample: Sample, name: str) -> float:
-    return sum(
-        value for key, value in sample.series.items() if key.partition("{")[0] == name
-    )
+    return sum(value for key, value in sample.series.items() if key.partition("{")[0] == name)
 
 
 def of_process(pid: int) -> tuple[int, int]:

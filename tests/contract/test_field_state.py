@@ -109,7 +109,7 @@ async def test_every_holder_is_found_with_its_own_run(
 async def test_all_holders_of_a_block_are_seen_however_many(
     backend: Backend, replicas: int
 ) -> None:
-    """B48: no list of the first ten, and no machine word that is full."""
+    """C17, C28, B48: no list of the first ten, and no machine word that is full."""
     names = [ReplicaId(f"r{number}") for number in range(replicas)]
     for number, name in enumerate(names):
         await backend.writer.register(record(name))

@@ -90,7 +90,7 @@ async def test_without_a_server_a_mirror_is_local_and_costs_nothing(
 async def test_a_server_that_comes_back_empty_does_not_empty_the_fleet(
     own_server: ValkeyProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R-02, R-06: replicas stay known until their sidecars announce themselves again."""
+    """C16, R-02, R-06: replicas stay known until their sidecars announce themselves again."""
     caplog.set_level(logging.INFO, logger="state.mirror")
     client = command_client(own_server.settings)
     writer = RedisWriter(client, clock=time.monotonic, rng=Random(1))

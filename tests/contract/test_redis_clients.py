@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 async def test_cancelled_commands_never_leave_their_replies_to_others(
     valkey: ValkeyProcess,
 ) -> None:
-    """R-15: 750 commands over a slow link, most of them cancelled: no reply is mixed up.
+    """C77, R-15: 750 commands over a slow link, most of them cancelled: no reply is mixed up.
 
     The values are told apart by the number that each command carries.
     """
@@ -70,7 +70,7 @@ async def test_cancelled_commands_never_leave_their_replies_to_others(
 async def test_a_burst_beyond_the_pool_waits_its_turn_or_fails_in_time(
     valkey: ValkeyProcess,
 ) -> None:
-    """R-16: 500 commands at once on eight connections, then again against a server that pauses."""
+    """C68, R-16: 500 commands at once on eight connections, then against a server that pauses."""
     async with SlowLink(valkey.socket_path) as link:
         client = command_client(link.settings(timeout_s=5.0))
         burst = [run_command(client, "ECHO", str(number)) for number in range(500)]

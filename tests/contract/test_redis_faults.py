@@ -86,7 +86,7 @@ async def test_a_slow_server_ages_the_view_and_costs_a_reader_nothing(
 async def test_a_flapping_server_makes_a_line_per_transition_and_few_of_them(
     valkey: ValkeyProcess, redis_backend: RedisBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R-05: round trips of 20 and of 240 ms by turns, a limit of 100 ms, 4 s long."""
+    """C68, R-05: round trips of 20 and of 240 ms by turns, a limit of 100 ms, 4 s long."""
     caplog.set_level(logging.INFO)
     await redis_backend.writer.register(record())
     timing = MirrorTiming(

@@ -56,7 +56,7 @@ async def until_rung(fleet: LocalFleet, wanted: str, router: Router) -> None:
 async def test_a_frozen_server_delays_no_request_and_hides_no_warmth(
     fleet: LocalFleet, valkey: ValkeyProcess
 ) -> None:
-    """A83: answered from the local view, within the budget; and it recovers."""
+    """C16, A83: answered from the local view, within the budget; and it recovers."""
     names = [f"freeze {number} " for number in range(8)]
     async with sdk(fleet.router.url) as client:
 

@@ -93,7 +93,7 @@ async def test_a_malformed_completion_is_a_400_that_no_replica_sees(
 
 @pytest.mark.parametrize("path", sorted(PREFIX_PATHS | LOAD_PATHS))
 async def test_every_proxied_path_takes_a_lease_and_gives_it_back(stage: Stage, path: str) -> None:
-    """A26."""
+    """C56, A26."""
     may_answer = asyncio.Event()
 
     async def answer_when_told(talk: Talk, received: Received) -> None:

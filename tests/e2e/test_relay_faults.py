@@ -107,6 +107,32 @@ async def test_a_replay_that_dies_too_is_not_replayed_again() -> None:
         assert [r.body for r in front.replica.requests] == [b"{}", b"kill", b"kill"]
 
 
+@with_both_loops
+async def test_a_replay_that_is_not_granted_ends_as_the_first_attempt_did() -> None:
+    """C-26: a replica that takes each request and closes gets none of them twice."""
+
+    async def script(talk: Talk) -> None:
+        await talk.request()
+        await talk.say(sized(b"ok"))
+        await talk.request()
+        talk.reset()
+
+    asked = []
+
+    def may_replay() -> bool:
+        asked.append(len(asked))
+        return False
+
+    async with staged(script, may_replay=may_replay) as front:
+        assert (await front.ask(post())).body == b"ok"
+        assert asked == []
+        assert (await front.ask(post(b"again"))).status == 502
+        assert asked == [0]
+        assert isinstance(front.errors[0], ReplicaClosedError)
+        assert [r.body for r in front.replica.requests] == [b"{}", b"again"]
+        await front.disconnected()
+
+
 @pytest.mark.parametrize("how", ["close", "reset"])
 @with_both_loops
 async def test_a_fresh_connection_that_dies_unanswered_is_an_error(how: str) -> None:
@@ -170,7 +196,7 @@ async def test_a_response_that_cannot_be_passed_on_is_a_502(response: bytes) -> 
 async def test_bytes_after_a_response_never_reach_another_request(
     extra: bytes, pause_s: float
 ) -> None:
-    """U-07."""
+    """C77, U-07."""
 
     async def script(talk: Talk) -> None:
         while True:

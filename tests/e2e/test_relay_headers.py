@@ -26,7 +26,7 @@ BINARY = bytes(range(256)) * 300
 
 @with_both_loops
 async def test_a_compressed_response_passes_as_it_is() -> None:
-    """C52: no decoding on the way."""
+    """C62, C52: no decoding on the way."""
     packed = gzip.compress(b'{"usage":{"prompt_tokens":1}}')
     response = sized(packed).replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n", 1)
     async with staged(answering(response)) as front:
@@ -48,7 +48,7 @@ async def test_the_content_type_passes_as_it_is(kind: bytes) -> None:
 
 @with_both_loops
 async def test_a_multipart_upload_passes_with_its_authorization() -> None:
-    """A38."""
+    """C56, A38."""
     body = b"--b\r\nContent-Disposition: form-data; name=f\r\n\r\n\x00\xff\r\n--b--\r\n"
     extra = b"Authorization: Bearer k\r\nContent-Type: multipart/form-data; boundary=b\r\n"
     async with staged(answering(sized(b"{}"))) as front:
@@ -94,7 +94,7 @@ async def test_an_offer_of_another_protocol_goes_no_further_and_the_body_does() 
 
 @with_both_loops
 async def test_the_replica_sees_the_raw_path_and_its_own_host() -> None:
-    """F16: nothing is normalised."""
+    """C58, F16: nothing is normalised."""
     async with staged(answering(sized(b"ok"))) as front:
         await front.ask(get("/v1/../x/%2e%2e/y?q=%20a&q=b"))
         received = front.replica.requests[0]
@@ -114,6 +114,7 @@ async def test_a_request_without_extras_gains_only_what_the_router_stands_for() 
 @pytest.mark.parametrize("source", [None, Endpoint("10.0.0.9", 8000)])
 @with_both_loops
 async def test_only_the_router_names_a_source_of_kv_pages(source: Endpoint | None) -> None:
+    """C76."""
     extra = (
         b"X-Warmroute-Kv-Source: http://10.6.6.6:1\r\nx-warmroute-kv-source: http://10.6.6.6:2\r\n"
         b"X-Warmroute-Kv-Other: 1\r\nConnection: X-Warmroute-Kv-Source\r\n"

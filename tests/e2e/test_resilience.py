@@ -143,7 +143,7 @@ async def test_a_stream_that_began_on_a_killed_replica_ends_with_an_error(tmp_pa
 
 
 async def test_a_frozen_replica_costs_time_and_no_error(tmp_path: Path) -> None:
-    """C-02, C-13: no answer in time is asked of another once; checks take it out meanwhile."""
+    """C13, C-02, C-13: no answer in time is asked of another once; checks take it out meanwhile."""
     async with rig(tmp_path, 2, upstream={"first_byte_timeout_s": 1.0}) as stand:
         frozen = stand.engines[0]
         frozen.send(signal.SIGSTOP)
@@ -275,7 +275,7 @@ async def test_a_fleet_that_fails_all_requests_is_not_asked_much_more_often(
 
 
 async def test_a_busy_replica_is_passed_over_and_never_ejected(tmp_path: Path) -> None:
-    """F11: 503 means no room, not death."""
+    """C20, F11: 503 means no room, not death."""
     async with rig(tmp_path, 2) as stand:
         busy = FrailFleet(stand.engines[:1])
         await busy.tell(mode="503")

@@ -256,6 +256,7 @@ async def test_what_a_drained_replica_answers_goes_on_to_its_end(
 async def test_a_document_that_is_no_good_is_refused_and_shown_until_it_is_rolled_back(
     fleet: LocalFleet, desks: tuple[SettingDesk, SettingDesk], valkey: ValkeyProcess
 ) -> None:
+    """C72."""
     one, two = desks
     version = await one.version()
     bad: dict[str, Any] = {"version": version + 1, "settings": {"policy": {"kind": "of next year"}}}

@@ -174,7 +174,7 @@ async def test_a_body_without_a_place_for_a_salt_reaches_no_engine(stage: Stage,
 async def test_without_a_key_nothing_is_served_and_all_are_told_the_same(
     stage: Stage, path: str, address: str
 ) -> None:
-    """S-09: no key, a wrong one, a wrong scheme; before the body is looked at."""
+    """C57, S-09: no key, a wrong one, a wrong scheme; before the body is looked at."""
     headers: list[dict[str, str]] = [
         {},
         {"X_Tenant": "acme"},

@@ -87,6 +87,7 @@ async def test_chains_are_the_ids_of_the_full_blocks_of_each_prompt(tmp_path: Pa
 
 
 async def test_neither_the_clients_words_nor_its_ids_are_logged(tmp_path: Path) -> None:
+    """S-13."""
     path = tmp_path / "log"
     await Logging().write(path, 5)
     assert b"CANARY" not in path.read_bytes()

@@ -83,7 +83,7 @@ def test_a_request_keeps_order_case_and_duplicates() -> None:
     ],
 )
 def test_headers_that_are_not_the_clients_to_set_go_no_further(name: bytes) -> None:
-    """F3, H-40, H-42, H-43."""
+    """C76: F3, H-40, H-42, H-43."""
     assert upstream((name, b"spoofed")) == upstream()
     assert b"spoofed" not in upstream((name.upper(), b"spoofed"), (name.lower(), b"spoofed"))
 

@@ -23,7 +23,9 @@ from router.openapi import (
     with_document,
 )
 from router.server import LOAD_PATHS, PREFIX_PATHS
+from router.setting_life import SettingLife
 from router.state_reader import build_mirror
+from state.setting_store import MemorySettingStore
 from support.tenant import SECRET, tenant_config
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def tables(**config: Any) -> list[Mapping[str, Mapping[str, Handler]]]:
     routes = client_routes(app.proxy, app.admin, app.config.paths)
     if app.gate is not None:
         routes = app.gate.guarded(routes)
+    app.settings = SettingLife(app, "redis://127.0.0.1:1", MemorySettingStore())
     return [routes, app.operator_routes()]
 
 

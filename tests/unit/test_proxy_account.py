@@ -43,7 +43,7 @@ async def test_a_fault_of_the_router_counts_as_failed_and_not_as_a_client_that_l
         history=None,
         admission=None,
     )
-    request: Any = SimpleNamespace(headers=read_headers(()), path="/v1/completions")
+    request: Any = SimpleNamespace(headers=read_headers(()), method="POST", path="/v1/completions")
     proxy = Proxy(parts)
     with pytest.raises(ZeroDivisionError):
         await proxy.handle(request)

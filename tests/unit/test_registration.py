@@ -86,7 +86,7 @@ def test_an_address_in_disguise_makes_no_replica(url: str) -> None:
     ],
 )
 def test_an_address_where_no_replica_is_is_not_dialled(host: str) -> None:
-    """W-02, F17: metadata services, unspecified, multicast, and IPv4 inside of IPv6."""
+    """C74, W-02, F17: metadata services, unspecified, multicast, and IPv4 inside of IPv6."""
     with pytest.raises(ValueError, match="not dialled"):
         checked(record(f"http://{host}:80"), AddressRule())
 

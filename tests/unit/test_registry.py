@@ -29,7 +29,7 @@ def test_an_indexed_replica_without_a_record_is_gone() -> None:
 
 
 def test_a_store_that_is_emptied_while_it_is_read_empties_no_fleet() -> None:
-    """A85: the index was read before the flush, the records after it."""
+    """C72, A85: the index was read before the flush, the records after it."""
     registry = _registry()
     registry.observe({A: (None, None)}, now_s=1.0)
     registry.observe({}, now_s=1.25)

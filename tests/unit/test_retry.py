@@ -131,3 +131,14 @@ def test_tries_after_answers_are_a_fifth_of_the_requests_and_three_at_most(
                 claim.end()
         assert granted <= 0.2 * number + 3
         assert budget.in_progress == 0
+
+
+def test_requests_that_a_pooled_connection_lost_are_sent_again_within_the_same_share() -> None:
+    """C-26: a replica that closes each pooled connection after a request doubles no load."""
+    budget = RetryBudget(RetrySettings(per_s=1e6), 0.0)
+    assert [budget.replay() for _ in range(4)] == [True, True, True, False]
+    assert budget.take(100, 0.0, is_lost=False) is None
+    for _ in range(51):
+        budget.deposit()
+    assert sum(budget.replay() for _ in range(50)) == 10
+    assert budget.in_progress == 0

@@ -13,7 +13,7 @@ from support.sbom import LOCK, ROOT, VENDOR, Pin, bill, licence_of, pins_of
 
 PERMISSIVE: Final = frozenset(
     {
-        *("0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "CNRI-Python"),
+        *("0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "CNRI-Python", "ISC"),
         *("MIT", "MIT-0", "PSF-2.0", "Zlib"),
     }
 )
