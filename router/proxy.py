@@ -21,6 +21,7 @@ from router.error import (
     NoReplicaError,
     OverloadedError,
     ReplicaError,
+    ReplicaTimeoutError,
     RouterError,
 )
 from router.hit_report import HitReports
@@ -54,10 +55,14 @@ if TYPE_CHECKING:
     from router.metrics import Metrics
     from router.quarantine import Quarantine
     from router.quota import Quotas
+    from router.recording import Recording
     from router.recovery import Recovery
     from router.request import Request
+    from router.shadow_policy import ShadowPolicy
+    from router.span import RequestSpans
     from router.token_source import TokenSource
     from router.trace import DecisionTrace
+    from router.tracing import Tracing
     from router.upstream import UpstreamPool
     from router.wire import ClientStream
     from state.model import ReplicaId
@@ -96,6 +101,8 @@ class ProxyParts:
     quotas: Quotas | None = None
     history: History | None = None
     admission: Admission | None = None
+    recording: Recording | None = None
+    shadow: ShadowPolicy | None = None
 
 
 class Proxy:
@@ -106,6 +113,7 @@ class Proxy:
         self._attempts = Attempts(parts)
         self._hits = HitReports()
         self.access: AccessLog | None = None
+        self.tracing: Tracing | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self.open_requests = 0
@@ -126,8 +134,12 @@ class Proxy:
             started_s=parts.clock(),
             started_unix_s=parts.unix_clock(),
             method=request.method,
-            trace_parent=request.headers.trace_parent,
         )
+        parent = request.headers.trace_parent
+        if parent is not None:
+            call.trace_id = parent.trace_id
+        if self.tracing is not None:
+            self.tracing.begin(call, parent)
         self.open_requests += 1
         self._idle.clear()
         try:
@@ -158,12 +170,16 @@ class Proxy:
         body = await self._receive(request, call)
         call.body_bytes = len(body)
         began_s = parts.clock()
+        if call.spans is not None:
+            call.spans.step("receive", began_s)
         prompt = await self._read(call.path, body)
         parts.recovery.admit(call, body, prompt.choices)
         call.routed = self._route(call, prompt)
         if len(body) > LARGE_BODY_BYTES:
             members = parts.fleet.candidates(prompt.model or None, parts.health)
             await parts.chooser.outlook.prepare(call.routed, members)
+        if call.spans is not None:
+            call.spans.step("read", parts.clock())
         tried: set[ReplicaId] = set()
         while True:
             if parts.lookup is not None:
@@ -176,6 +192,8 @@ class Proxy:
                 choice = await self._hold(queue, call, call.routed)
                 began_s += call.held_s
             parts.metrics.decided(choice.decision, parts.clock() - began_s)
+            if call.spans is not None:
+                self._trace_decision(call.spans, call, choice)
             if call.slot is not None:
                 call.slot.charge(call.routed, choice.decision, len(body))
             if call.rate is not None:
@@ -184,6 +202,12 @@ class Proxy:
             if answer is not None:
                 return answer
             began_s = parts.clock()
+
+    def _trace_decision(self, spans: RequestSpans, call: Call, choice: Choice) -> None:
+        parts = self._parts
+        held_s = 0.0 if call.attempts else call.held_s
+        policy = type((choice.decided_by or parts.chooser.decided_by).policy).__name__
+        spans.decided(choice, held_s, policy, parts.reader.freshness()[0].value, parts.clock())
 
     async def _try(
         self, request: Request, body: bytes, call: Call, choice: Choice, tried: set[ReplicaId]
@@ -196,12 +220,19 @@ class Proxy:
             answer = await self._attempts.run(request, body, call, choice)
         except ReplicaError as error:
             await recovery.settle(error, call, body, choice.member, tried, self.open_requests)
+            # A replica that did not answer in time is no reason to say that there is none.
+            if isinstance(error, ReplicaTimeoutError) and not self._are_left(call, tried):
+                raise
             return None
         except LeftAfterEndError:
             self._judge(call, body, choice)
             raise
         self._judge(call, body, choice)
         return answer
+
+    def _are_left(self, call: Call, tried: set[ReplicaId]) -> bool:
+        model = None if call.routed is None else call.routed.prompt.model or None
+        return bool(self._parts.availability.candidates(model, tried))
 
     def _judge(self, call: Call, body: bytes, choice: Choice) -> None:
         """Note what an answer says of its replica: where all is well a good one says nothing."""
@@ -232,7 +263,7 @@ class Proxy:
         if self._parts.quotas is not None:
             call.slot = self._parts.quotas.enter(call.tenant)
         tenant, body = call.tenant, await read_body(request, limits)
-        return await self._worked(body, lambda: gate.salted(tenant, body))
+        return await self._worked(body, lambda: gate.salted(tenant, body, call.path))
 
     async def _worked(self, body: bytes, work: Callable[[], _T]) -> _T:
         """Return what ``work`` on ``body`` gives; where that is large, apart from the loop."""
@@ -333,6 +364,8 @@ class Proxy:
         parts.metrics.finished(record)
         if self.access is not None:
             self.access.note(call, record)
+        if call.spans is not None and self.tracing is not None:
+            self.tracing.end(call, record)
         if parts.history is not None:
             parts.history.note(record, routed.arrival.prefix if routed is not None else b"")
         if parts.billing is not None:
@@ -342,3 +375,8 @@ class Proxy:
             parts.feedback.note(call, usage, record.tenant)
         if routed is not None and parts.decisions is not None:
             parts.decisions.add(record, call.choices, routed)
+        if routed is not None and call.choices:
+            if parts.recording is not None:
+                parts.recording.note(record, call.choices[-1], routed)
+            if parts.shadow is not None:
+                parts.shadow.note(record.request_id, call.choices[0])

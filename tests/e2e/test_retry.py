@@ -17,6 +17,7 @@ from support.tokenizer import write_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
 
     Answer = Callable[[Talk, Received], Awaitable[None]]
 
@@ -247,3 +248,18 @@ async def test_without_a_second_replica_the_answer_is_503(
         assert reply.status == 503
         assert json.loads(reply.body)["error"]["code"] == "no_replica"
         assert int(reply.all(b"retry-after")[0]) >= 1
+
+
+async def test_a_lone_replica_that_is_late_is_told_as_late_and_not_as_missing(
+    tmp_path: Path,
+) -> None:
+    """A second try needs somebody else: without one the client hears what the first one was."""
+    async with staged_router(
+        tmp_path,
+        [Actor("a")],
+        write_tokenizer(tmp_path / "tokenizer"),
+        upstream={"first_byte_timeout_s": 0.5},
+    ) as lone:
+        lone.cast(never)
+        reply, asked, ends = await outcome(lone)
+        assert (reply.status, asked, ends) == (504, 1, ["replica_timeout"])
