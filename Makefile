@@ -8,7 +8,7 @@ DEV := $(VENV)/.dev
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test docs-metrics test-observability test-data test-kill test-drain test-page test-slowhttp test-varnish test-timing test-flood test-bugs sbom audit test-vllm \
+.PHONY: help setup demo check format test chaos soak-router docs docs-reference docs-metrics test-observability test-otel test-data test-kill test-helm render-helm test-drain test-page test-slowhttp test-varnish test-timing test-flood test-bugs sbom audit test-vllm \
   test-vllm-long test-reference test-engine test-schemathesis fuzz soak \
   gpu-check grid audit-timing bench-live bench bench-router bench-request bench-history bench-prompt bench-engine bench-tiers bench-transfer \
   bench-publish bench-quick bench-peers bench-native lock clean
@@ -50,11 +50,32 @@ format: $(DEV) ## Rewrite the sources as the formatter wants them
 test: $(DEV) ## All tests on generated fixtures
 	@$(BIN)/python -m pytest -m "not data and not heavy"
 
+docs-reference: $(DEV) docs-metrics ## Make docs/config.md and docs/cli.md (and metrics.md) from the code
+	@PYTHONPATH=.:tests $(BIN)/python -m support.config_page docs/config.md
+	@PYTHONPATH=.:tests $(BIN)/python -m support.cli_page docs/cli.md
+
+docs: build/docs/.installed ## The documentation as a site, in build/site (strict; needs no network to read)
+	@NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --quiet --strict -f website/mkdocs.yml
+
+build/docs/.installed: requirements/docs.lock
+	@echo "installing MkDocs into build/docs"
+	@rm -rf build/docs && $(PYTHON) -m venv build/docs
+	@build/docs/bin/pip --disable-pip-version-check --quiet install --require-hashes -r requirements/docs.lock
+	@touch $@
+
 docs-metrics: $(DEV) ## Make the tables of docs/metrics.md from the code
 	@PYTHONPATH=.:tests $(BIN)/python -m support.metric_page docs/metrics.md
 
 test-observability: $(DEV) ## promtool on the rules and their tests; a real Prometheus asks all of alerts and dashboard (1 min)
 	@$(BIN)/python -m pytest -m heavy tests/tool/test_prometheus.py
+
+test-otel: $(DEV) build/otel/.installed ## Traces at a real OTLP/HTTP receiver (the extra otel, installed into build/otel)
+	@PYTHONPATH=build/otel $(BIN)/python -m pytest -m heavy tests/otel
+
+build/otel/.installed: pyproject.toml
+	@echo "installing the extra otel into build/otel"
+	@$(PIP) install --upgrade --target build/otel 'opentelemetry-sdk>=1.30,<2' 'opentelemetry-exporter-otlp-proto-http>=1.30,<2'
+	@touch $@
 
 test-data: $(DEV) ## Tests on the shared data (WARMROUTE_TEST_DATA, default ../shared/data)
 	@$(BIN)/python -m pytest -m "data and not heavy"
@@ -84,6 +105,25 @@ test-varnish: $(DEV) ## The scripts of tests/varnish: varnishtest as client and 
 
 test-state: $(DEV) ## Eight routers, two primaries, a million blocks, clocks apart (WARMROUTE_FAKETIME=/path/to/libfaketime.so.1)
 	@$(BIN)/python -m pytest -m heavy tests/contract tests/e2e/test_state_herd.py
+
+chaos: $(DEV) ## Every fault of tests/chaos once, in the order of a seed (CHAOS="--seed N --minutes M --only C-01,C-11")
+	@PYTHONPATH=.:tests $(BIN)/python -m chaos.run $(CHAOS)
+
+soak-router: $(DEV) ## Two routers under load for SOAK_MINUTES (60) at SOAK_RATE (200/s), a fault every 20 s
+	@PYTHONPATH=.:tests $(BIN)/python -m chaos.soak
+
+test-helm: $(DEV) build/helm/.installed ## The chart by helm itself, and against the schemas of Kubernetes
+	@PYTHONPATH=.:tests $(BIN)/python -m support.helm fetch
+	@$(BIN)/python -m pytest -m heavy tests/tool/test_helm.py
+
+render-helm: $(DEV) ## deploy/kubernetes/warmroute.yaml again from the chart
+	@PYTHONPATH=.:tests $(BIN)/python -m support.helm render
+
+build/helm/.installed:
+	@echo "installing kubernetes-validate into build/helm"
+	@$(PYTHON) -m venv build/helm
+	@build/helm/bin/pip --disable-pip-version-check --quiet install 'kubernetes-validate==1.37.*'
+	@touch $@
 
 test-drain: $(DEV) ## Ten restarts of one of two routers under load
 	@$(BIN)/python -m pytest -m heavy tests/e2e/test_drain.py
@@ -210,6 +250,8 @@ lock: $(DEV) ## Resolve the lock files again (asks the package index)
 	  --no-header pyproject.toml -c requirements/runtime.lock --group dev -o requirements/dev.lock
 	@printf 'hatchling\neditables\n' | $(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes \
 	  --no-annotate --no-header -c requirements/dev.lock - -o requirements/build.lock
+	@printf 'mkdocs-material\n' | $(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes \
+	  --no-annotate --no-header - -o requirements/docs.lock
 	@printf 'playwright\n' | $(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes \
 	  --no-annotate --no-header - -o requirements/page.lock
 

@@ -9,10 +9,11 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from policies.contrast import Weighed
     from policies.model import Candidate
     from replay.decision import DecisionComparison
     from replay.decision_side import Side
-    from replay.decision_worst import Disagreement, Weighed
+    from replay.decision_worst import Disagreement
 
 SNAPSHOTS: Final = (
     "Every decision was made on the snapshot that the logged policy led to: what another choice\n"

@@ -7,26 +7,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from policies.model import Candidate
+from policies.contrast import Weighed, scored, weighed
 
 if TYPE_CHECKING:
     from policies.model import Decision
     from replay.decision_file import LoggedLine
-
-
-class Weighed(Struct, frozen=True, kw_only=True):
-    """One policy's choice, and how it scored both: lowest wins, in that policy's unit.
-
-    A candidate is None where the policy did not score that replica.
-    """
-
-    replica: str
-    reason: str
-    cached_tokens: int
-    lower_tier_tokens: int
-    wait_ms: float | None
-    own: Candidate | None
-    other: Candidate | None
 
 
 class Disagreement(Struct, frozen=True, kw_only=True):
@@ -83,24 +68,3 @@ def told(line: LoggedLine, made: Decision) -> Disagreement:
         logged=weighed(record.decision, made.replica),
         replayed=weighed(made, record.decision.replica),
     )
-
-
-def weighed(decision: Decision, other: str) -> Weighed:
-    """Return a choice beside the replica that the other policy chose."""
-    return Weighed(
-        replica=decision.replica,
-        reason=decision.reason.value,
-        cached_tokens=decision.predicted_cached_tokens,
-        lower_tier_tokens=decision.predicted_lower_tier_tokens,
-        wait_ms=decision.predicted_wait_ms,
-        own=scored(decision, decision.replica),
-        other=scored(decision, other),
-    )
-
-
-def scored(decision: Decision, replica: str) -> Candidate | None:
-    """Return how the policy scored ``replica``; None where it did not."""
-    for candidate in decision.candidates:
-        if candidate.replica == replica:
-            return candidate
-    return None

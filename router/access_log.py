@@ -51,7 +51,8 @@ class AccessLine(Struct, frozen=True):
     """One request. Unknown is null. Made by place; ``unix_s`` is when it arrived.
 
     ``status`` 499: the client left first. Tokens are what the engine counted, ``prompt_tokens``
-    what the router did where the engine told nothing. Bytes are those of bodies.
+    what the router did where the engine told nothing. ``error`` is why the last attempt did not end
+    well. Bytes are those of bodies.
     """
 
     unix_s: float
@@ -144,7 +145,7 @@ def line_of(call: Call, record: DecisionRecord) -> AccessLine:
         decision.reason.value if decision is not None else None,
         record.status,
         record.outcome,
-        last.error if last is not None else None,
+        last.error if last is not None and last.outcome != _DONE else None,
         record.ttft_s,
         record.held_s,
         record.duration_s,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from router.rate import RateSlot
     from router.relay import Relayed
     from router.retry_budget import Claim
+    from router.span import RequestSpans
     from router.tenant import Tenant
-    from router.trace_context import TraceParent
     from state.model import ReplicaId
 
 CLIENT_CLOSED: Final = 499
@@ -33,8 +33,10 @@ class Call:
     started_s: float
     started_unix_s: float
     method: str = "POST"
-    trace_parent: TraceParent | None = None
-    """The trace that it came with."""
+    trace_id: str | None = None
+    """Of the trace that it came with, or that begins with it."""
+    spans: RequestSpans | None = None
+    """Where it is traced."""
     body_bytes: int | None = None
     """Of its body as it went on; None where that did not come."""
     tenant: Tenant | None = None
@@ -104,6 +106,6 @@ def record_of(parts: ProxyParts, call: Call, usage: Usage | None) -> DecisionRec
         held_s=call.held_s,
         tenant=call.tenant.name if call.tenant is not None else None,
         is_salted=bool(prompt.salt) if prompt is not None else False,
-        trace_id=call.trace_parent.trace_id if call.trace_parent is not None else None,
+        trace_id=call.trace_id,
         settings_version=decided_by.settings_version,
     )

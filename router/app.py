@@ -34,9 +34,11 @@ from router.mint import Mint
 from router.operator import open_live, page_routes
 from router.proxy import Proxy, ProxyParts
 from router.quota import open_quotas, placements_of
+from router.recording import open_recording
 from router.replica_view import FleetView, ViewParts
 from router.resilience import Resilience, ResilienceParts
 from router.saving import open_savings
+from router.shadow_policy import open_shadow
 from router.token_source import TokenSource, TokenSourceParts
 from router.trace import DecisionTrace
 from router.trust_metrics import TrustMetrics
@@ -47,7 +49,7 @@ from state.lease import LeaseBook
 from state.secret import ChainKeys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from prompt.codec import Codec
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from router.lifecycle import Lifecycle
     from router.setting_life import SettingLife
     from router.tls import TlsWatch
+    from router.tracing import Tracing
     from state.mirror import Mirror
     from state.model import ReplicaId
 
@@ -134,6 +137,9 @@ class App:
         self.chooser = self._build_chooser(seed)
         self.quotas = open_quotas(config, self.metrics.registry)
         self.history = History(clock, time.time())
+        registry = self.metrics.registry
+        self.recording = open_recording(config.recording, registry, time.time)
+        self.shadow = open_shadow(config.shadow, lambda: self.chooser.decided_by, registry, clock)
         self.proxy = Proxy(self._proxy_parts())
         self.view = self._build_view()
         self.admin = self._build_admin()
@@ -168,6 +174,8 @@ class App:
             billing=self.billing,
             quotas=self.quotas,
             history=self.history,
+            recording=self.recording,
+            shadow=self.shadow,
         )
 
     def _build_resilience(self, rng: random.Random) -> Resilience:
@@ -265,11 +273,22 @@ class App:
         setting_routes = self.settings.routes() if self.settings is not None else {}
         return admin_routes(self.admin) | page_routes(self) | scope_routes | setting_routes
 
+    def aside(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """Return what runs beside the requests and is not needed for any."""
+        found = {"recording": self.recording, "shadow": self.shadow}
+        return {name: part.run for name, part in found.items() if part is not None}
+
     def log_access(self, access: AccessLog | None) -> None:
         """Log requests there from now on."""
         self.access = self.proxy.access = access
         if access is not None:
             self.metrics.registry.register(access)
+
+    def trace_requests(self, tracing: Tracing | None) -> None:
+        """Trace requests there from now on."""
+        self.proxy.tracing = tracing
+        if tracing is not None:
+            self.metrics.registry.register(tracing)
 
     def holdings(self) -> Mapping[ReplicaId, int]:
         """Return the blocks that each replica is known, or guessed, to hold."""

@@ -13,7 +13,9 @@ from router.forecast import credits_of, promised_tokens
 from router.relay import LeftAfterEndError, RelayRequest, relay
 from router.retry import BUSY_WAIT_S
 from router.server import DONE_PATHS
+from router.span import attempt_attributes
 from router.trace import Attempt
+from router.tracing import with_parent
 from state.lease import Outcome
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class Attempts:
         outcome = Outcome.CANCELLED
         reason: str | None = "client left"
         ttft_s: float | None = None
+        span = call.spans.begin_attempt(self._parts.clock()) if call.spans is not None else None
 
         def on_first_byte() -> None:
             nonlocal ttft_s
@@ -58,7 +61,7 @@ class Attempts:
         try:
             relayed = await relay(
                 request,
-                self._outbound(request, body, call, choice),
+                self._outbound(request, body, call, choice, span),
                 choice.member.endpoint,
                 self._parts.pool,
                 self._receipts(choice, call) + (call.rate.headers() if call.rate else ()),
@@ -87,16 +90,31 @@ class Attempts:
             self._give_way(choice, reason, call.relayed)
             call.ttft_s = ttft_s
             call.choices.append(choice)
-            call.attempts.append(
-                Attempt(
-                    choice.decision,
-                    NAMES[outcome],
-                    reason,
-                    choice.kv_source.replica if choice.kv_source is not None else None,
-                    credits_of(call.routed),
-                    promised_tokens(call.routed, choice.member.replica),
-                )
+            self._note(call, choice, outcome, reason, span)
+
+    def _note(
+        self,
+        call: Call,
+        choice: Choice,
+        outcome: Outcome,
+        reason: str | None,
+        span: tuple[int, bytes] | None,
+    ) -> None:
+        """Account the attempt that has ended."""
+        if span is not None and call.spans is not None:
+            told = attempt_attributes(choice, NAMES[outcome], call.ttft_s)
+            error = None if outcome is Outcome.DONE else reason
+            call.spans.attempted(span[0], self._parts.clock(), told, error)
+        call.attempts.append(
+            Attempt(
+                choice.decision,
+                NAMES[outcome],
+                reason,
+                choice.kv_source.replica if choice.kv_source is not None else None,
+                credits_of(call.routed),
+                promised_tokens(call.routed, choice.member.replica),
             )
+        )
 
     def _give_way(self, choice: Choice, reason: str | None, relayed: Relayed | None) -> None:
         """Let others have the place that is free now, on a replica that may have less room."""
@@ -105,12 +123,23 @@ class Attempts:
         if self._parts.hold is not None:
             self._parts.hold.wake()
 
-    def _outbound(self, request: Request, body: bytes, call: Call, choice: Choice) -> RelayRequest:
+    def _outbound(
+        self,
+        request: Request,
+        body: bytes,
+        call: Call,
+        choice: Choice,
+        span: tuple[int, bytes] | None = None,
+    ) -> RelayRequest:
         """Return what goes to the replica; a busy one is passed over once, if there are others.
 
         A tenant's own key, and whatever else names it, ends here.
         """
-        lines = request.headers.nameless_lines + self._parts.pool.key_line
+        lines: bytes | None = None
+        if call.tenant is not None:
+            lines = request.headers.nameless_lines + self._parts.pool.key_line
+        if span is not None:
+            lines = with_parent(request.headers.lines if lines is None else lines, span[1])
         has_others = (
             call.is_repeatable and not call.was_sent and len(choice.decision.candidates) > 1
         )
@@ -132,7 +161,7 @@ class Attempts:
             first_byte_timeout_s=first_byte_timeout_s,
             kv_source=choice.kv_source.endpoint if choice.kv_source is not None else None,
             rank=choice.member.rank,
-            lines=lines if call.tenant is not None else None,
+            lines=lines,
         )
 
     def _receipts(self, choice: Choice, call: Call) -> tuple[tuple[str, str], ...]:

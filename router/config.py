@@ -29,10 +29,13 @@ from router.endpoint import Endpoint
 from router.expected import explained
 from router.kv_source import KvTransferSettings
 from router.quarantine import QuarantineSettings
+from router.recording import RecordingSettings
 from router.registration_setting import RegistrationSettings, registration_fault
 from router.retry_setting import RetrySettings
+from router.shadow_policy import ShadowSettings, shadow_fault
 from router.tenant import Label, TenantSettings, tenant_fault
 from router.tls_setting import ListenerTls
+from router.tracing import TracingSettings
 from state.client import check_url
 from state.model import NAME_PATTERN, UNIX_SCHEME
 from state.residency import MIN_BYTES
@@ -242,7 +245,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     billing: BillingSettings = BillingSettings()
     decisions_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
     decisions: DecisionLogSettings = DecisionLogSettings()
+    recording: RecordingSettings = RecordingSettings()
+    shadow: ShadowSettings = ShadowSettings()
     access_log: AccessLogSettings = AccessLogSettings()
+    tracing: TracingSettings = TracingSettings()
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
 
@@ -331,10 +337,7 @@ def check_config(config: Config) -> None:
         message = "hold.enabled: expected state.lookup mirror; a waiting request is chosen for anew"
         raise ConfigError(message)
     _check_replicas(config)
-    fault = registration_fault(config.registration)
-    if fault is not None:
-        message = f"registration.{fault}"
-        raise ConfigError(message)
+    _check_parts(config)
     for index, model in enumerate(config.models):
         if (model.tokenizer is None) is (model.tokens is None):
             message = f"models[{index}]: expected one of tokenizer and tokens"
@@ -344,6 +347,16 @@ def check_config(config: Config) -> None:
         message = "models: a model occurs twice"
         raise ConfigError(message)
     _check_tenants(config)
+
+
+def _check_parts(config: Config) -> None:
+    for key, fault in (
+        ("registration", registration_fault(config.registration)),
+        ("shadow", shadow_fault(config.shadow, config.policy)),
+    ):
+        if fault is not None:
+            message = f"{key}.{fault}"
+            raise ConfigError(message)
 
 
 def _check_limits(limits: LimitSettings) -> None:

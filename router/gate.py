@@ -26,6 +26,7 @@ from router.salt import salt_field, salted
 from router.server import FORM_PATHS
 from router.tally import Tally
 from router.tenant import FirstEpoch, Tenant, keys_of, tenant_of
+from router.user import user_of
 from state.secret import SecretError, engine_salt, read_deployment_key
 
 if TYPE_CHECKING:
@@ -136,9 +137,17 @@ class Gate:
         message = "too many requests without a known API key"
         raise RateLimitedError(message)
 
-    def salted(self, tenant: Tenant, body: bytes) -> bytes:
-        """Return ``body`` with the salt of the tenant's scope; raises ClientError."""
+    def salted(self, tenant: Tenant, body: bytes, path: str = "") -> bytes:
+        """Return ``body`` with the salt of the tenant's scope; raises ClientError.
+
+        It is that of one user where the tenant keeps its users apart and the body names one.
+        """
         epoch = self._epochs.of(tenant.scope)
+        if tenant.is_by_user:
+            user = user_of(path, body)
+            if user is not None:  # nothing is kept: there may be any number of them
+                salt = engine_salt(self._secret, tenant.scope, epoch, user)
+                return salted(body, salt_field(salt))
         known = self._fields.get(tenant.scope)
         if known is None or known[0] != epoch:
             field = salt_field(engine_salt(self._secret, tenant.scope, epoch))

@@ -193,21 +193,12 @@ class Metrics:
         self._held = Spread("warmroute_held_seconds", "How long they waited there.", HELD_BUCKETS_S)
         self.registry.register(
             Counts(
-                self._requests,
-                self._tenant_requests,
-                self._decisions,
-                self._unroutable,
-                self._kv_sources,
-                self._prompt_tokens,
-                self._predicted_tokens,
-                self._reported_tokens,
-                self._ttft,
-                self._duration,
-                self._decision,
-                self._holds,
+                self._requests, self._tenant_requests, self._decisions, self._unroutable,
+                self._kv_sources, self._prompt_tokens, self._predicted_tokens,
+                self._reported_tokens, self._ttft, self._duration, self._decision, self._holds,
                 self._held,
             )
-        )
+        )  # fmt: skip
 
     def decided(self, decision: Decision, duration_s: float) -> None:
         """Count one decision."""

@@ -144,6 +144,13 @@ DESCRIBED: Final[dict[str, Described]] = {
     "/debug/decisions": Described("The last decisions", told=_DECISIONS, query=("limit",)),
     "/debug/decisions/{id}": Described("One decision", told=DecisionRecord),
     "/admin/explain": Described("Why a request went where it went", query=("request",)),
+    "/admin/recording": Described(
+        "The next part of the last requests, as a trace",
+        "application/zstd",
+        _ANYTHING,
+        query=("from", "minutes"),
+    ),
+    "/admin/shadow": Described("What the shadow policy would have chosen"),
     "/admin/events": Described("What happens, as it happens", EVENTS, _ANYTHING),
     "/admin/snapshot": Described("The fleet as it is", told=_ANYTHING),
     "/admin/settings": Described("The settings in force, or a change of them", told=_ANYTHING),

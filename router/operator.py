@@ -13,7 +13,9 @@ from router.error import NotFoundError
 from router.explanation import headline
 from router.live import Live
 from router.page import Page
+from router.recording import RECORDING_PATH, RecordingDesk
 from router.reply import json_response
+from router.shadow_policy import SHADOW_PATH, ShadowDesk
 from router.snapshot import SnapshotParts, Snapshots
 from router.trace import DecisionRecord
 
@@ -89,6 +91,8 @@ def page_routes(app: App) -> dict[str, Mapping[str, Handler]]:
         **Page().routes(),
         **app.live.routes(),
         EXPLAIN_PATH: {"GET": explain.answer},
+        RECORDING_PATH: {"GET": RecordingDesk(app.recording).answer},
+        SHADOW_PATH: {"GET": ShadowDesk(app.shadow).answer},
     }
 
 

@@ -34,6 +34,7 @@ from router.openapi import with_document
 from router.setting_life import SettingLife
 from router.state_reader import enter_reader
 from router.tls import listener_contexts, watch_tls
+from router.tracing import open_tracing
 from router.upkeep import supervise
 from state.address import redact
 from state.embedded import EmbeddedValkey
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from router.access_log import AccessLog
     from router.config import Config
     from router.decision_log import DecisionLog
+    from router.tracing import Tracing
 
     Beside = Callable[[App, str], AbstractAsyncContextManager[object]]
 
@@ -109,6 +111,7 @@ async def serve(
             reader.limit_memory(config.state.mirror_bytes)
         app = App(config, codecs, reader, decisions, secret, scopes)
         app.log_access(access)
+        app.trace_requests(_enter_tracing(stack, config))
         app.tls = watch_tls(contexts, app.pool.tls)
         app.metrics.registry.register(app.tls)
         if scopes is not None:
@@ -148,6 +151,18 @@ def _enter_logs(
     return decisions, access
 
 
+def _enter_tracing(stack: AsyncExitStack, config: Config) -> Tracing | None:
+    """Open what spans go to, where that is configured; the stack closes it."""
+    try:
+        tracing = open_tracing(config.tracing, random.SystemRandom())
+    except ImportError as error:
+        message = f"tracing.otlp: it needs an extra: pip install 'warmroute[otel]' ({error})"
+        raise ConfigError(message) from None
+    if tracing is not None:
+        stack.push_async_callback(tracing.close)
+    return tracing
+
+
 async def _serve_until_told(
     app: App, clients: Listener, operators: Listener | None, ready: Callable[[], None]
 ) -> None:
@@ -166,7 +181,7 @@ async def _serve_until_told(
             tasks.create_task(supervise("overload", app.entrance.overload.run), name="overload"),
             tasks.create_task(supervise("live", app.live.run), name="live"),
         ]
-        for name, look in app.discovery.items():
+        for name, look in (app.discovery | app.aside()).items():
             background.append(tasks.create_task(supervise(name, look), name=name))
         if app.decisions is not None:
             run = supervise("decision log", app.decisions.run)

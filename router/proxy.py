@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from router.shadow_policy import ShadowPolicy
     from router.span import RequestSpans
     from router.token_source import TokenSource
-    from router.trace import DecisionTrace
+    from router.trace import DecisionRecord, DecisionTrace
     from router.tracing import Tracing
     from router.upstream import UpstreamPool
     from router.wire import ClientStream
@@ -170,8 +170,6 @@ class Proxy:
         body = await self._receive(request, call)
         call.body_bytes = len(body)
         began_s = parts.clock()
-        if call.spans is not None:
-            call.spans.step("receive", began_s)
         prompt = await self._read(call.path, body)
         parts.recovery.admit(call, body, prompt.choices)
         call.routed = self._route(call, prompt)
@@ -179,6 +177,7 @@ class Proxy:
             members = parts.fleet.candidates(prompt.model or None, parts.health)
             await parts.chooser.outlook.prepare(call.routed, members)
         if call.spans is not None:
+            call.spans.step("receive", began_s)
             call.spans.step("read", parts.clock())
         tried: set[ReplicaId] = set()
         while True:
@@ -353,6 +352,13 @@ class Proxy:
             raise
         return choice
 
+    def _tell(self, call: Call, record: DecisionRecord) -> None:
+        """Log and trace how the request ended."""
+        if self.access is not None:
+            self.access.note(call, record)
+        if self.tracing is not None:
+            self.tracing.end(call, record)
+
     def _account(self, call: Call) -> None:
         """Record how the request ended: trace, metrics."""
         parts, routed = self._parts, call.routed
@@ -362,10 +368,8 @@ class Proxy:
         record = record_of(parts, call, usage)
         parts.trace.add(record)
         parts.metrics.finished(record)
-        if self.access is not None:
-            self.access.note(call, record)
-        if call.spans is not None and self.tracing is not None:
-            self.tracing.end(call, record)
+        if self.access is not None or self.tracing is not None:
+            self._tell(call, record)
         if parts.history is not None:
             parts.history.note(record, routed.arrival.prefix if routed is not None else b"")
         if parts.billing is not None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 OWN_SCOPE: Final = "tenant"
 """A ``share`` that means: with nobody."""
+USER_SCOPE: Final = "user"
+"""One that means: with nobody, and each of its users alone."""
+_RESERVED: Final = frozenset({OWN_SCOPE, USER_SCOPE})
 
 Label = Annotated[
     str,
@@ -50,7 +53,8 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One tenant of the configuration.
 
     ``key_digests``: several while keys are changed. ``share``: ``tenant`` for prefixes of its own,
-    or one of the configured ``groups``, whose tenants meet each other's. ``receipts``: answers have
+    ``user`` where each user that its requests name has some of its own, or one of the configured
+    ``groups``, whose tenants meet each other's. ``receipts``: answers have
     x-warmroute-* headers, which tell what is cached. ``quota``: what it may take of what is shared.
     ``priority``: who goes first where requests wait, and last where they are shed. ``rate``: what
     it may ask for on average.
@@ -66,12 +70,16 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Tenant(Struct, frozen=True, kw_only=True):
-    """A tenant as requests know it. ``scope`` is the same for those that share prefixes."""
+    """A tenant as requests know it. ``scope`` is the same for those that share prefixes.
+
+    ``is_by_user``: its users do not share them with each other.
+    """
 
     name: str
     scope: str
     receipts: bool = False
     priority: Priority = Priority.NORMAL
+    is_by_user: bool = False
 
 
 class Epochs(Protocol):
@@ -96,13 +104,14 @@ class FirstEpoch:
 
 def tenant_of(settings: TenantSettings) -> Tenant:
     """Return the tenant that ``settings`` describe."""
-    kind = "tenant" if settings.share == OWN_SCOPE else "group"
-    named = settings.name if settings.share == OWN_SCOPE else settings.share
+    is_own = settings.share in _RESERVED
+    kind, named = ("tenant", settings.name) if is_own else ("group", settings.share)
     return Tenant(
         name=settings.name,
         scope=f"{kind}:{named}",
         receipts=settings.receipts,
         priority=settings.priority,
+        is_by_user=settings.share == USER_SCOPE,
     )
 
 
@@ -115,7 +124,7 @@ def keys_of(settings: TenantSettings) -> Iterator[KeyDigest]:
 def tenant_fault(tenants: Sequence[TenantSettings], groups: Sequence[str]) -> str | None:
     """Return what is wrong with the tenants that types cannot say, naming the key; else None."""
     for index, group in enumerate(groups):
-        if group == OWN_SCOPE or group in groups[:index]:
+        if group in _RESERVED or group in groups[:index]:
             return f"groups[{index}]: expected another name than {group!r}"
     names: set[str] = set()
     owners: dict[str, int] = {}
@@ -124,8 +133,9 @@ def tenant_fault(tenants: Sequence[TenantSettings], groups: Sequence[str]) -> st
         if tenant.name in names:
             return f"{at}.name: {tenant.name!r} occurs twice; give each tenant its own name"
         names.add(tenant.name)
-        if tenant.share != OWN_SCOPE and tenant.share not in groups:
-            return f"{at}.share: expected {OWN_SCOPE!r} or one of groups, got {tenant.share!r}"
+        if tenant.share not in _RESERVED and tenant.share not in groups:
+            expected = f"{OWN_SCOPE!r}, {USER_SCOPE!r} or one of groups"
+            return f"{at}.share: expected {expected}, got {tenant.share!r}"
         for number, key in enumerate(keys_of(tenant)):
             if key.digest in owners:
                 owner = f"tenants[{owners[key.digest]}]"

@@ -61,11 +61,16 @@ def derived(secret: bytes, info: bytes) -> bytes:
     return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
-def engine_salt(secret: bytes, scope: str, epoch: str) -> str:
-    """Return the ``cache_salt`` of a scope's requests: the same for the same scope and epoch."""
-    named = b"".join(
-        len(part).to_bytes(4, "little") + part for part in (scope.encode(), epoch.encode())
-    )
+def engine_salt(secret: bytes, scope: str, epoch: str, user: str | None = None) -> str:
+    """Return the ``cache_salt`` of a scope's requests: the same for the same scope and epoch.
+
+    With ``user`` it is that of one part of the scope, which meets neither the others nor what has
+    no user.
+    """
+    parts = [scope.encode(), epoch.encode()]
+    if user is not None:
+        parts.append(hashlib.sha256(user.encode("utf-8", "surrogatepass")).digest())
+    named = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     return base64.urlsafe_b64encode(derived(secret, _SALT_TAG + named)).rstrip(b"=").decode()
 
 

@@ -64,13 +64,7 @@ class AdminClient:
 
     async def get(self, path: str, kind: type[_T], hint: str = NOT_FOUND_HINT) -> _T:
         """Return what a path answers; raises AdminError, with ``hint`` where it is not found."""
-        status, body = await self._body(path)
-        if status == HTTPStatus.NOT_FOUND:
-            message = _what_is_not_there(body) or f"{self.base}{path} is not found: {hint}"
-            raise AdminError(message)
-        if status != HTTPStatus.OK:
-            message = f"{self.base}{path} answered {status}"
-            raise AdminError(message)
+        body, _ = await self.fetch(path, hint)
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -84,13 +78,25 @@ class AdminClient:
         except AdminError:
             return None
 
-    async def _body(self, path: str) -> tuple[int, bytes]:
+    async def fetch(self, path: str, hint: str = NOT_FOUND_HINT) -> tuple[bytes, Mapping[str, str]]:
+        """Return body and headers of what a path answers; raises AdminError as ``get`` does."""
+        status, body, headers = await self._answer(path)
+        if status == HTTPStatus.NOT_FOUND:
+            message = _what_is_not_there(body) or f"{self.base}{path} is not found: {hint}"
+            raise AdminError(message)
+        if status != HTTPStatus.OK:
+            message = f"{self.base}{path} answered {status}"
+            raise AdminError(message)
+        return body, headers
+
+    async def _answer(self, path: str) -> tuple[int, bytes, Mapping[str, str]]:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with self._http.get(
                 self._root + path, allow_redirects=False, timeout=timeout
             ) as answer:
-                return answer.status, await read_bounded(answer, MAX_BODY_BYTES)
+                body = await read_bounded(answer, MAX_BODY_BYTES)
+                return answer.status, body, answer.headers
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             message = (
                 f"no router answers at {self.base} ({_reason(error)}): it listens for operators "

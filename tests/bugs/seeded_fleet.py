@@ -83,6 +83,13 @@ BUGS: Final = (
         tests=("tests/property/test_salt.py",),
     ),
     Bug(
+        name="users whom a tenant keeps apart share",
+        file="router/gate.py",
+        old="            if user is not None:  # nothing",
+        new="            if user is None:  # nothing",
+        tests=("tests/unit/test_user_scope.py",),
+    ),
+    Bug(
         name="a salt is that of an epoch that ended",
         file="router/gate.py",
         old="        if known is None or known[0] != epoch:",
@@ -151,6 +158,13 @@ BUGS: Final = (
         ),
         tests=("tests/e2e/test_field_outage.py",),
         is_slow=True,
+    ),
+    Bug(
+        name="a user is not part of a salt",
+        file="state/secret.py",
+        old="        parts.append(hashlib.sha256(user",
+        new="        _ = parts.append, (hashlib.sha256(user",
+        tests=("tests/unit/test_user_scope.py",),
     ),
     Bug(
         name="a metadata service is dialled",

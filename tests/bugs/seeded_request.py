@@ -36,11 +36,11 @@ BUGS: Final = (
         is_slow=True,
     ),
     Bug(
-        name="a client that left is not noticed",
+        name="a client that reset its connection is not noticed",
         file="router/client.py",
         old="            self._task.cancel()\n            self._task.add_done_callback",
         new="            self._task.add_done_callback",
-        tests=(_LEAVES,),
+        tests=("tests/e2e/test_client_resets.py",),
         is_slow=True,
     ),
     Bug(
@@ -119,7 +119,7 @@ BUGS: Final = (
             "                raise ReplicaBusyError(503, 0)\n"
             "            return relayed.response\n"
         ),
-        tests=("tests/e2e/test_relay_truncation.py", _CUT),
+        tests=(_CUT,),
         is_slow=True,
     ),
     Bug(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from chaos.evidence import ClientLine, Evidence, Outage, Sample
 
 MARGIN_S: Final = 1.5
+RECORD_S: Final = 0.5
+"""So much later than its client may a router write down how a request ended."""
 LIMIT_S: Final = 30.0
 """Longer than every deadline of the rig's routers together."""
 ATTEMPT_SHARE: Final = 1.2
@@ -47,6 +49,18 @@ def is_excused(line: ClientLine, outages: list[Outage]) -> bool:
     )
 
 
+def is_seen(line: ClientLine, evidence: Evidence) -> bool:
+    """Return whether somebody looked at the router between this request's end and its own."""
+    ends = [one.from_s for one in evidence.outages if one.router == line.router]
+    end_s = min((from_s for from_s in ends if from_s >= line.ended_s), default=float("inf"))
+    if end_s == float("inf"):
+        return True
+    return any(
+        one.router == line.router and line.ended_s + RECORD_S <= one.at_s <= end_s
+        for one in evidence.samples
+    )
+
+
 def no_silent_loss(evidence: Evidence) -> list[str]:
     """I-1: one end for each request, and the same one in the router's record."""
     found = []
@@ -63,7 +77,7 @@ def no_silent_loss(evidence: Evidence) -> list[str]:
         told = records[line.request]
         if len(told) > 1:
             found.append(f"{line.request} has {len(told)} records")
-        if not told and not excused and line.end is not End.LEFT:
+        if not told and not excused and line.end is not End.LEFT and is_seen(line, evidence):
             found.append(f"{line.request} ({line.end}) has no record")
         if told and not excused and told[0]["outcome"] not in OUTCOMES[line.end]:
             found.append(f"{line.request} {line.end}, the router says {told[0]['outcome']}")
@@ -114,7 +128,7 @@ def no_cross_tenant_hit(evidence: Evidence) -> list[str]:
             continue
         if record["tenant"] not in (None, client.tenant):
             found.append(f"{client.request} of {client.tenant} is booked on {record['tenant']}")
-        for attempt in record["attempts"]:
+        for attempt in record["attempts"][:1]:  # the first may have filled a cache for the next
             predicted = attempt["decision"]["predicted_cached_tokens"]
             if predicted > client.own_prefix_tokens + SLACK_TOKENS:
                 found.append(
@@ -236,7 +250,7 @@ def true_metrics(evidence: Evidence) -> list[str]:
                 for name, value in before[life].series.items()
                 if is_counter(name)
                 and sample.series.get(name, 0.0) < value
-                and not (name not in sample.series and _replica_label(name))
+                and not _may_begin_anew(name, sample, evidence)
             ]
         before[life] = sample
         found += [
@@ -263,6 +277,12 @@ def true_metrics(evidence: Evidence) -> list[str]:
 def is_counter(name: str) -> bool:
     """Return whether a series may only grow."""
     return name.partition("{")[0].endswith(("_total", "_count", "_bucket", "_sum"))
+
+
+def _may_begin_anew(name: str, sample: Sample, evidence: Evidence) -> bool:
+    """Return whether a series left with its replica, or is that of a replica's next life."""
+    replica = _replica_label(name)
+    return replica is not None and (name not in sample.series or replica in evidence.reborn)
 
 
 def _replica_label(name: str) -> str | None:

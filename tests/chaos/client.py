@@ -26,6 +26,7 @@ MOST_TURNS: Final = 5
 UNREPEATABLE_SHARE: Final = 0.05
 LEAVE_SHARE: Final = 0.05
 SYSTEM_WORDS: Final = 150
+PROMPTS_KEPT: Final = 1_500
 WORDS: Final = ("cache", "prefix", "router", "replica", "block", "token", "queue", "lease", "fleet")
 
 
@@ -49,18 +50,18 @@ class Tenant:
     sent: list[bytes] = field(default_factory=list)
 
     def own_prefix_tokens(self, prompt: bytes) -> int:
-        """Return how much of ``prompt`` its tenant sent before, in bytes, which are tokens."""
+        """Return how much of ``prompt`` is in others of its tenant, in bytes, which are tokens."""
         longest = 0
         for one in self.sent:
-            if prompt.startswith(one[:longest]) and len(one) > longest:
+            if prompt.startswith(one[:longest]) and len(one) > longest and one != prompt:
                 longest = max(longest, _common(one, prompt))
         return longest
 
     def note(self, prompt: bytes) -> None:
         """Remember a prompt; the older ones of its conversation are in it."""
         self.sent.append(prompt)
-        if len(self.sent) > 400:
-            del self.sent[1:200]
+        if len(self.sent) > PROMPTS_KEPT:
+            del self.sent[1 : PROMPTS_KEPT // 2]
 
 
 def _common(left: bytes, right: bytes) -> int:
@@ -157,7 +158,7 @@ class Crowd:
             began_s=time.monotonic(),
             is_repeatable=is_repeatable,
             wanted_pieces=wanted,
-            own_prefix_tokens=tenant.own_prefix_tokens(prompt),
+            prompt=prompt,
             phase=self.phase,
         )
         tenant.note(prompt)
@@ -305,6 +306,10 @@ class Crowd:
     def _judge(self, line: ClientLine, body: bytes) -> None:
         """Set what the bytes prove, and how the request ended after all."""
         line.ended_s = min(line.ended_s, time.monotonic())
+        # At the end: what was written down later may have come to a router earlier.
+        tenant = next(one for one in self.tenants if one.name == line.tenant)
+        line.own_prefix_tokens = tenant.own_prefix_tokens(line.prompt)
+        line.prompt = b""
         is_events = line.is_stream and line.status == 200
         if is_events:
             reading = read_stream(body, self._key, line.nonce)

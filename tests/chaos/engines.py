@@ -36,7 +36,6 @@ class Engine:
         self.link = FaultLink(port)
         self.ledger = directory / f"{name}.ledger"
         self.lives: list[str] = []
-        self.deaths = 0
         self._processes = processes
         self._key = ""
         self._child: Child | None = None
@@ -96,7 +95,6 @@ class Engine:
         if self.is_alive:
             self.process.kill()
             self.process.wait()
-            self.deaths += 1
             self.link.notice_death()
 
     def send(self, number: signal.Signals) -> None:

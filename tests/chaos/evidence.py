@@ -43,6 +43,7 @@ class ClientLine:
     began_s: float
     is_repeatable: bool = True
     wanted_pieces: int = 0
+    prompt: bytes = b""
     own_prefix_tokens: int = 0
     ended_s: float = float("inf")
     status: int | None = None
@@ -115,7 +116,7 @@ class Evidence:
     keys_without_ttl: list[str] = field(default_factory=list)
     redis_clients: tuple[int, int] = (0, 0)
     replica_names: frozenset[str] = frozenset()
-    lost_replicas: int = 0
+    reborn: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)

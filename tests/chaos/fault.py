@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from chaos.watch import Look
 
 BAD_ENDS: Final = frozenset({End.HTTP_ERROR, End.ERROR_EVENT, End.CLOSED, End.HUNG})
-PATIENCE: Final = 5.0
+PATIENCE: Final = 10.0
 """By so much may a busy machine be later than what is expected of an idle one."""
 
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from chaos.rig import Rig
 
-AWAY_S: Final = 2.5
+AWAY_S: Final = 1.5
 
 
-async def on_rung(rig: Rig, wanted: dict[int, str], timeout_s: float = 15.0) -> float | None:
+async def on_rung(rig: Rig, wanted: dict[int, str], timeout_s: float = 30.0) -> float | None:
     """Wait until the routers are on these rungs; return how long it took."""
     return await rig.until(
         lambda looks: all(look.rung == wanted.get(look.router, look.rung) for look in looks),

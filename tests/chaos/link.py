@@ -53,9 +53,11 @@ class FaultLink:
             self._returning.cancel()
         self._close()
         self.trouble = Trouble()
+        await asyncio.sleep(LOOK_S)  # who was just accepted has a task by then
         self.reset_all()
         if self._tasks:  # each ends with its connections
             await asyncio.wait(self._tasks, timeout=5)
+        await asyncio.sleep(LOOK_S)  # and an aborted socket is closed a moment later
 
     @property
     def trouble(self) -> Trouble:

@@ -59,7 +59,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "health": {"interval_s": 0.4, "timeout_s": 1.0, "fall": 2, "rise": 1, "slow_start_s": 2.0},
     "ejection": {"base_s": 1.0, "most_s": 4.0, "decay_s": 4.0, "panic_leave_s": 1.0},
     "quarantine": {"ttl_s": 10.0},
-    "drain": {"accept_s": 0.5, "grace_s": 6.0},
+    "drain": {"accept_s": 2.0, "grace_s": 6.0},
     "seed": 5,
 }
 """Times of a router, shortened so that what takes minutes takes seconds."""
@@ -262,7 +262,7 @@ class Rig:
             keys_without_ttl=watch.keys_without_ttl,
             redis_clients=watch.redis_clients,
             replica_names=frozenset(engine.name for engine in self.engines),
-            lost_replicas=sum(engine.deaths for engine in self.engines),
+            reborn=frozenset(one.name for one in self.engines if len(one.lives) > 1),
         )
 
 

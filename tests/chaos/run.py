@@ -57,6 +57,7 @@ class Report:
     requests: int = 0
     ends: dict[str, int] = field(default_factory=dict)
     attempts: int = 0
+    began_s: float = 0.0
     took_s: float = 0.0
     live_ms: float = 0.0
     rss_mib: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -104,19 +105,20 @@ async def strike_all(
     rig: Rig, faults: Sequence[Fault], report: Report, until_s: float | None
 ) -> None:
     """Strike one after another; the fleet comes back in between."""
-    began_s = time.monotonic()
-    for number, fault in enumerate(faults):
+    report.began_s = report.began_s or time.monotonic()
+    for fault in faults:
         if until_s is not None and time.monotonic() > until_s:
             return
         rig.crowd.phase = fault.name
-        rng = random.Random(f"{report.seed} {number} {fault.name}")
-        from_s = time.monotonic() - began_s
+        rng = random.Random(f"{report.seed} {len(report.steps)} {fault.name}")
+        from_s = time.monotonic() - report.began_s
         try:
             async with asyncio.timeout(STEP_S):
                 findings = await fault.strike(rig, rng)
         except Exception as error:  # noqa: BLE001 - a step that breaks is a finding
             findings = [Finding("the step comes to its end", is_met=False, seen=repr(error))]
-        step = Step(fault.name, fault.title, from_s, time.monotonic() - began_s, findings)
+        until = time.monotonic() - report.began_s
+        step = Step(fault.name, fault.title, from_s, until, findings)
         report.steps.append(step)
         tell(f"{from_s:6.1f} s {fault.name}: {fault.title}")
         for one in findings:

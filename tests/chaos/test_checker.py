@@ -188,9 +188,28 @@ def test_a_connection_that_broke_while_its_router_was_struck_is_excused() -> Non
     assert check(evidence)["I-1"]
 
 
+def test_a_record_that_died_with_its_router_before_anybody_looked_is_not_missed() -> None:
+    evidence = extra(decisions=[], outages=[Outage(router=0, from_s=9.0, until_s=10.0)])()
+    evidence.samples = [sample(1.0), sample(10.0, 1)]
+    assert check(evidence)["I-1"] == []
+    evidence.samples = [sample(1.0), sample(8.0), sample(10.0, 1)]
+    assert check(evidence)["I-1"]
+
+
 def test_a_series_that_left_with_its_replica_did_not_fall() -> None:
     evidence = sound()
     evidence.samples = [sample(1.0, -1, **{'a_total{replica="w0"}': 2.0}), sample(2.0, 1)]
+    assert check(evidence)["I-11"] == []
+
+
+def test_what_is_counted_of_a_replica_begins_anew_with_its_next_life_only() -> None:
+    evidence = sound()
+    counted = {
+        at_s: sample(at_s, 1, **{'a_total{replica="w0"}': 3.0 - at_s}) for at_s in (1.0, 2.0)
+    }
+    evidence.samples = list(counted.values())
+    assert check(evidence)["I-11"]
+    evidence.reborn = frozenset({"w0"})
     assert check(evidence)["I-11"] == []
 
 

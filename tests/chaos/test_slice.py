@@ -50,5 +50,5 @@ def test_who_judges_knows_nothing_of_what_is_judged(module: str) -> None:
 async def test_a_slice_of_all_faults_breaks_no_invariant(tmp_path: Path) -> None:
     """C-01, C-02, C-03, C-09, C-11, C-12, C-20, C-21, C-24, C-25, C-26; I-1 to I-12."""
     names = [fault.name for fault in FAULTS if fault.in_slice]
-    report = await run(tmp_path, Plan(seed=SEED), plan_of(SEED, names, None), None)
+    report = await run(tmp_path, Plan(seed=SEED, rate_hz=12.0), plan_of(SEED, names, None), None)
     assert report.is_good, f"make chaos CHAOS='--seed {SEED} --slice'\n{report.markdown()}"

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 LOOK_S: Final = 1.0
 ASK_S: Final = 8.0
 REST_S: Final = 30.0
-DECISIONS: Final = 400
+SPARE_DECISIONS: Final = 100
+MOST_DECISIONS: Final = 1_000
 HAS_PROC: Final = Path("/proc/self/fd").is_dir()
 CLOSE_WAIT: Final = "08"
 
@@ -34,7 +35,7 @@ class Seen:
     inflight: int
     generation: str
     resident_blocks: int
-    has_trust: bool
+    left_s: float | None
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class Watch:
         self._rig = rig
         self.records: dict[str, dict[str, Any]] = {}
         self._by_life: dict[tuple[int, int], int] = {}
+        self._counted: dict[tuple[int, int], int] = {}
         self.samples: list[Sample] = []
         self.rests: list[Rest] = []
         self.replica_active: dict[str, int] = {}
@@ -103,7 +105,7 @@ class Watch:
                 inflight=one["inflight"],
                 generation=str(one["generation"]),
                 resident_blocks=one["resident_blocks"],
-                has_trust=bool(one["trust"]),
+                left_s=(one.get("standing") or {}).get("left_s"),
             )
             for one in replicas
         }
@@ -126,10 +128,15 @@ class Watch:
             await self.get(router.admin, "/livez")
             live_ms = 1000 * (time.monotonic() - began_s)
             series = await self.series(router)
-            _, body = await self.get(router.admin, f"/debug/decisions?limit={DECISIONS}")
+            # As many as have ended since the last look, and some more for those that do meanwhile.
+            count = int(_total(series, "warmroute_requests_total"))
+            fresh = count - self._counted.get((router.index, life), 0)
+            limit = max(SPARE_DECISIONS, min(fresh + SPARE_DECISIONS, MOST_DECISIONS))
+            _, body = await self.get(router.admin, f"/debug/decisions?limit={limit}")
         except (CutError, TimeoutError) as error:
             self.missed.append(f"router {router.index}: {error!r}")
             return None
+        self._counted[router.index, life] = count
         self._keep(router, life, body)
         rss, descriptors = of_process(router.pid)
         sample = Sample(
@@ -206,7 +213,11 @@ class Watch:
 
 
 def _sum(sample: Sample, name: str) -> float:
-    return sum(value for key, value in sample.series.items() if key.partition("{")[0] == name)
+    return _total(sample.series, name)
+
+
+def _total(series: dict[str, float], name: str) -> float:
+    return sum(value for key, value in series.items() if key.partition("{")[0] == name)
 
 
 def of_process(pid: int) -> tuple[int, int]:

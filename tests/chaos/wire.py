@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
@@ -59,12 +60,13 @@ class Wire:
         """End as a killed process with unread data does."""
         sock = self._writer.get_extra_info("socket")
         if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self._writer.transport.abort()
 
     def half_close(self) -> None:
         """Say that no more comes, and stay to listen."""
-        if self._writer.can_write_eof():
+        with contextlib.suppress(OSError):  # the other side may be gone
             self._writer.write_eof()
 
     async def head(self) -> Head:

@@ -253,6 +253,7 @@ async def test_the_history_is_bounded_and_whole_for_a_router_that_comes_later(be
 
     await fresh.book.exchange()
 
+    assert len(await store.history()) == KEPT_VERSIONS
     versions = [one.version for one in fresh.book.history()]
     assert versions == list(range(KEPT_VERSIONS + 5, 5, -1))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import sys
@@ -22,6 +21,7 @@ from router.fleet import FleetTable
 from router.registration_setting import RegistrationSettings
 from state.memory import MemoryState
 from state.model import RouterId
+from support import fleet
 from support.dns_server import DnsServer
 from support.placed_engine import MODEL, TEXT, PlacedEngine
 from support.placed_router import curl, placed, ran
@@ -147,9 +147,11 @@ async def test_replicas_of_a_file_are_served_while_it_changes(tmp_path: Path) ->
             )
             assert TEXT in told
             replace(path, f"- {{url: '{other.url}', name: other}}\n")
-            async with asyncio.timeout(20):
-                while [each["replica"] for each in await router.all_up()] != ["other"]:
-                    await asyncio.sleep(0.05)
+
+            async def is_other() -> bool:
+                return [each["replica"] for each in await router.all_up()] == ["other"]
+
+            await fleet.until(is_other, "the other replica", 20.0)
             await curl(
                 "-H",
                 "content-type: application/json",

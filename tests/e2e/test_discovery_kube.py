@@ -15,6 +15,7 @@ from router.discovery.directory import Bouncer, Directory, Shelf
 from router.discovery.kube import KubeWatch
 from router.discovery.setting import KubernetesSource
 from router.registration_setting import RegistrationSettings
+from support import fleet
 from support.kube_server import KubeServer, endpoint, endpoint_slice
 from support.placed_engine import PlacedEngine
 from support.placed_router import placed
@@ -59,9 +60,10 @@ async def watching(folder: Path, api: KubeServer, **settings: Any) -> AsyncItera
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not is_so():
-            await asyncio.sleep(0.01)
+    async def is_true() -> bool:
+        return is_so()
+
+    await fleet.until(is_true, "what the API server told", 20.0)
 
 
 def names(shelf: Shelf) -> list[str]:
@@ -256,6 +258,8 @@ async def test_a_router_serves_the_pods_of_a_service(tmp_path: Path) -> None:
             assert (view["replica"], view["source"]) == ("pod-1", "kubernetes")
             ending = endpoint("pod-1", "127.0.0.1", ready=False, terminating=True)
             api.put(endpoint_slice("s1", ending, port=port))
-            async with asyncio.timeout(20):
-                while not (await router.replicas())[0]["draining"]:
-                    await asyncio.sleep(0.05)
+
+            async def is_draining() -> bool:
+                return bool((await router.replicas())[0]["draining"])
+
+            await fleet.until(is_draining, "draining", 20.0)

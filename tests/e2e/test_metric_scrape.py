@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TYPE_CHECKING
 
@@ -72,3 +73,36 @@ def check(text: str, known: dict[str, Family]) -> None:
                 if label not in OPEN and label != "le":
                     assert value in CLOSED[family.name, label], sample
     assert ours > 10
+
+
+async def test_a_replica_that_left_leaves_no_series(tmp_path: Path) -> None:
+    """B51: of its trust, residency, standing, load; a registered replica that deregisters."""
+    async with LocalFleet(tmp_path, FleetPlan(replicas=2)) as fleet:
+        router = fleet.router
+        for number in range(8):
+            body = {"model": fleet.plan.model, "prompt": f"{number % 2} {PROMPT}", "max_tokens": 1}
+            async with fleet.http.post(f"{router.url}/v1/completions", json=body) as answer:
+                assert answer.status == 200
+        both = await replicas_of(fleet)
+        assert {name for names in both.values() for name in names} == {"w0", "w1"}
+        assert len(both) > 8
+        await asyncio.to_thread(fleet.processes.stop, fleet.replicas[1].sidecar)
+
+        async def has_left() -> bool:
+            return "w1" not in await fleet.seen(router)
+
+        await until(has_left, "the replica left")
+        left = await replicas_of(fleet)
+        assert {name for names in left.values() for name in names} == {"w0"}
+
+
+async def replicas_of(fleet: LocalFleet) -> dict[str, set[str]]:
+    """Return the replicas that each metric of the router has a series of."""
+    async with fleet.http.get(f"{fleet.router.admin_url}/metrics") as answer:
+        text = await answer.text()
+    found: dict[str, set[str]] = {}
+    for metric in text_string_to_metric_families(text):
+        for sample in metric.samples:
+            if "replica" in sample.labels:
+                found.setdefault(metric.name, set()).add(sample.labels["replica"])
+    return found

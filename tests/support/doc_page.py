@@ -121,9 +121,11 @@ def commands(text: str) -> list[Command]:
         if call is None or re.match(r"warmroute +[a-z-]+:", call[1]):
             continue  # a line that the program prints
         words = _words(call[1])
-        end = next((at for at, word in enumerate(words) if word in _END), len(words))
+        last = [at for at, word in enumerate(words) if word in _END or word.endswith(")")]
+        end = min(last, default=len(words))
         flags = [word.partition("=")[0] for word in words[2:end] if word.startswith("-")]
-        found.append(Command(words[1], tuple(flag for flag in flags if len(flag) > 1)))
+        name = words[1].rstrip("),.;")
+        found.append(Command(name, tuple(flag for flag in flags if len(flag) > 1)))
     return found
 
 

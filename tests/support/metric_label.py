@@ -14,6 +14,7 @@ from router.overload import LoadRung
 from router.quota import INFLIGHT, NEW_BLOCKS
 from router.retry import Denial, RetryReason
 from router.saving import TOP_PREFIXES, TOP_TENANTS
+from router.shadow_policy import ANSWERS
 from router.shed import Shed
 from router.token_call import Result
 from router.trust import Ground
@@ -68,6 +69,7 @@ CLOSED: Final[dict[tuple[str, str], frozenset[str]]] = {
     ("warmroute_prediction_credit_ratio", "ground"): frozenset(Ground),
     ("warmroute_compared_tokens_total", "ground"): frozenset(Ground),
     ("warmroute_compared_tokens_total", "side"): frozenset({"predicted", "reported", "matched"}),
+    ("warmroute_shadow_decisions_total", "answer"): frozenset(ANSWERS),
     ("warmroute_tls_loads_total", "of"): frozenset({"listen_tls", "admin_tls", "upstream.tls"}),
     ("warmroute_tls_loads_total", "outcome"): frozenset({"done", "failed"}),
     ("warmroute_tls_handshake_failures_total", "listener"): frozenset({"listen", "admin"}),

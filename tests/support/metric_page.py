@@ -23,6 +23,7 @@ from router.decision_log import open_decision_log
 from router.setting_life import SettingLife
 from router.state_reader import build_mirror
 from router.tls import TlsWatch
+from router.tracing import Tracing
 from sidecar.gauge import render_kv
 from sidecar.metrics import SidecarMetrics
 from sidecar.report import KvReport, PeerReport, TierReport
@@ -35,9 +36,11 @@ from support.tenant import SECRET, tenant_config
 from support.tls import Authority
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from prometheus_client import Metric
+
+    from router.span import Span
 
 BEGIN: Final = "<!-- metrics: begin -->\n"
 END: Final = "<!-- metrics: end -->\n"
@@ -54,6 +57,18 @@ class Family(NamedTuple):
     text: str
 
 
+class NoExport:
+    """Takes no spans."""
+
+    exported = failed = 0
+
+    def add(self, spans: Sequence[Span]) -> None:
+        """Leave them."""
+
+    def close(self) -> None:
+        """There is nothing to send."""
+
+
 def family_of(metric: Metric) -> Family:
     """Return what a collector's metric looks like; its labels are known without a sample."""
     labels = tuple(getattr(metric, "_labelnames", ()))
@@ -67,6 +82,7 @@ async def router_families(folder: Path) -> list[Family]:
     """Return those of a router that has all that makes metrics."""
     raw = tenant_config(folder, acme={"quota": {"max_inflight": 1}})
     raw |= {"decisions": {"path": str(folder / "decisions.jsonl")}}
+    raw |= {"shadow": {"policy": {"kind": "least_loaded"}}}
     raw |= {"access_log": {"path": str(folder / "access.jsonl")}}
     config = decode_config(raw)
     clock = time.monotonic
@@ -76,6 +92,7 @@ async def router_families(folder: Path) -> list[Family]:
     assert access is not None
     app = App(config, {}, build_mirror(NOWHERE), log, SECRET)
     app.log_access(access)
+    app.trace_requests(Tracing(config.tracing, NoExport(), random.Random()))
     app.metrics.gauges.lookups = LookupCounts().by_outcome
     app.metrics.gauges.mirror = lambda: MirrorFigures(
         rungs_entered={}, snapshots=0, evicted_blocks=0, index_bytes=0

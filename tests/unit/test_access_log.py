@@ -100,6 +100,8 @@ async def test_a_sample_leaves_out_good_requests_only(tmp_path: Path) -> None:
     assert 60 < len(ids) - 5 < 140
     none = await logged(tmp_path / "none", *good, *bad, sample=0)
     assert [line["request_id"] for line in none] == ["failed", "refused", "left", "engine"]
+    slow = await logged(tmp_path / "slow", *good, bad[-1], sample=0, slow_ms=2_000)
+    assert [line["request_id"] for line in slow] == ["slow"]
 
 
 async def test_the_error_is_that_of_the_last_attempt(tmp_path: Path) -> None:
@@ -109,6 +111,9 @@ async def test_the_error_is_that_of_the_last_attempt(tmp_path: Path) -> None:
         tmp_path / "log", structs.replace(first, attempts=attempts, outcome="failed", status=502)
     )
     assert line["error"] == "replica_died"
+    attempts = (Attempt(first.attempts[0].decision, "done", "complete"),)
+    [good] = await logged(tmp_path / "good", structs.replace(first, attempts=attempts))
+    assert good["error"] is None
 
 
 async def test_a_sink_that_hangs_holds_up_nobody_and_what_is_lost_is_counted(

@@ -26,7 +26,7 @@ _PAGES = {
     str(path.relative_to(_ROOT)): path.read_text(encoding="utf-8")
     for path in [*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")]
 }
-_DIGEST = "0" * 64
+_DIGEST = "a" * 64
 
 every_page = pytest.mark.parametrize("name", sorted(_PAGES))
 
@@ -109,7 +109,7 @@ def test_a_page_is_read_as_a_reader_would() -> None:
     text = (
         "# A `b` (c)\n\n# A `b` (c)\n\nSee [x](y.md#z), ![p](q.png) and `[no](link)`.\n\n"
         "    $ warmroute serve --listen=1:2 \\\n      --seed 3 | grep --nothing\n"
-        "    warmroute serve: a line that is printed\n\n"
+        "    warmroute serve: a line that is printed\n    text (warmroute sidecar) --text\n\n"
         "```sh\nA=b warmroute kv size . --context 3  # --text\nmake test\n```\n\n"
         "`make docs ARGS=1`, `warmroute top --once`, `router/no.py`, `router/*.py x`\n\n"
         "```yaml\nseed: 1\n```\n"
@@ -118,6 +118,7 @@ def test_a_page_is_read_as_a_reader_would() -> None:
     assert doc_page.links(doc_page.split(text)[1]) == ["y.md#z", "q.png"]
     assert doc_page.commands(text) == [
         Command("serve", ("--listen", "--seed")),
+        Command("sidecar", ()),
         Command("kv", ("--context",)),
         Command("top", ("--once",)),
     ]

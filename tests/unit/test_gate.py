@@ -299,7 +299,7 @@ async def test_paths_behind_the_gate_need_a_key_and_some_are_not_there() -> None
         ),
         (
             {"tenants": [{"name": "a", "key_digests": ["0" * 64], "share": "b"}]},
-            "tenants[0].share: expected 'tenant' or one of groups, got 'b'",
+            "tenants[0].share: expected 'tenant', 'user' or one of groups, got 'b'",
         ),
         (
             {"tenants": [{"name": n, "key_digests": ["0" * 64]} for n in "ab"]},

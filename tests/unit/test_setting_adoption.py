@@ -22,7 +22,6 @@ from router.setting_life import SettingLife
 from router.state_reader import build_mirror
 from state.memory import MemoryState
 from state.model import ReplicaId, RouterId
-from state.setting_book import SettingDocument
 from state.setting_store import Encoded, MemorySettingStore
 from state.store import StateError
 from support.choosing import chain_for
@@ -31,6 +30,8 @@ from support.logged import Logging
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from state.setting_book import SettingDocument
 
 
 @asynccontextmanager
@@ -50,6 +51,10 @@ async def write(life: SettingLife, **settings: Any) -> SettingDocument:
     return await life.book.write(
         settings, author="a", reason="r", unix_s=1.0, expected_version=life.book.version
     )
+
+
+def _decided_by(app: App) -> tuple[object, int]:
+    return app.chooser.decided_by
 
 
 async def test_every_section_reaches_the_part_that_goes_by_it() -> None:
@@ -94,7 +99,7 @@ async def test_every_section_reaches_the_part_that_goes_by_it() -> None:
 
         await write(life)
 
-        assert app.chooser.decided_by == (ExpectedTtft(), 2)
+        assert _decided_by(app) == (ExpectedTtft(), 2)
         assert not app.hold.is_always_asked
         assert admission.limit(ReplicaId("w0")) is None
         assert not app.fleet.members()[ReplicaId("w0")].is_draining

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import tomllib
 from importlib import metadata
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from support.sbom import LOCK, ROOT, VENDOR, Pin, bill, licence_of, pins_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PERMISSIVE: Final = frozenset(
     {
@@ -49,9 +52,9 @@ def test_a_lock_file_with_anything_unlocked_is_refused(text: str) -> None:
         pins_of(text)
 
 
-@pytest.mark.parametrize("name", ["build", "dev", "page"])
-def test_the_other_lock_files_are_locked_too(name: str) -> None:
-    assert pins_of((ROOT / "requirements" / f"{name}.lock").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("path", sorted(LOCK.parent.glob("*.lock")), ids=lambda path: path.name)
+def test_every_lock_file_is_locked_by_digest(path: Path) -> None:
+    assert pins_of(path.read_text(encoding="utf-8"))
 
 
 def test_the_bill_has_every_locked_package_with_its_version_and_digests() -> None:

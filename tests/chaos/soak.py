@@ -1,0 +1,130 @@
+"""A long run under load, with a fault every 20 s: ``make soak-router`` tells what grows.
+
+``SOAK_MINUTES`` (60) and ``SOAK_RATE`` (200 requests a second, or what the machine can). No fault
+restarts a router, so that both are the same processes from the start to the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from chaos.checker import check
+from chaos.rig import Plan, Rig
+from chaos.run import FAULTS, Report, strike_all, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chaos.evidence import Evidence, Sample
+    from chaos.fault import Fault
+
+PERIOD_S: Final = 20.0
+WARM_S: Final = 20.0
+PER_REQUESTS: Final = 100_000
+LEFT_OUT: Final = frozenset({"C-15", "C-16", "C-17", "C-18", "C-20", "C-21", "C-22", "C-24"})
+"""Those that restart a router, take the machine away, or set the rate themselves."""
+
+
+def soaking() -> list[Fault]:
+    """Return the faults of a soak."""
+    return [one for one in FAULTS if one.name not in LEFT_OUT]
+
+
+def slope_bytes(samples: Sequence[Sample]) -> float | None:
+    """Return by how many bytes a router grows in 100,000 requests, over the last two thirds."""
+    points = [
+        (
+            sum(v for k, v in one.series.items() if k.startswith("warmroute_requests_total{")),
+            float(one.rss_bytes),
+        )
+        for one in samples[len(samples) // 3 :]
+    ]
+    if len(points) < 3:
+        return None
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if not spread:
+        return None
+    return PER_REQUESTS * sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+
+
+async def soak(directory: Path, seed: int, minutes: float, rate_hz: float) -> Report:
+    """Run, and tell at the end what grew."""
+    report = Report(seed)
+    async with Rig(directory, Plan(seed=seed, rate_hz=rate_hz)) as rig:
+        stop = asyncio.Event()
+        watching = asyncio.create_task(rig.watch.run())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(rig.crowd.run(tasks, stop))
+            await asyncio.sleep(WARM_S)
+            await rig.watch.warm()
+            began_s = time.monotonic()
+            try:
+                await _strike_for(rig, report, began_s + 60 * minutes)
+            finally:
+                stop.set()
+            report.took_s = time.monotonic() - began_s
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await rig.watch.rest()
+        evidence = rig.evidence()
+    report.broken = check(evidence)
+    report.requests = len(evidence.clients)
+    for line in evidence.clients:
+        key = f"{line.end} {line.status or ''}".strip()
+        report.ends[key] = report.ends.get(key, 0) + 1
+    report.attempts = sum(line["event"] == "begin" for line in evidence.replicas)
+    _tell_growth(evidence, report)
+    return report
+
+
+async def _strike_for(rig: Rig, report: Report, until_s: float) -> None:
+    rng = random.Random(report.seed)
+    order: list[Fault] = []
+    while time.monotonic() < until_s:
+        began_s = time.monotonic()
+        order = order or rng.sample(soaking(), len(soaking()))
+        await strike_all(rig, [order.pop()], report, None)
+        await asyncio.sleep(max(0.0, PERIOD_S - (time.monotonic() - began_s)))
+
+
+def _tell_growth(evidence: Evidence, report: Report) -> None:
+    tell(f"{report.requests / max(report.took_s, 1):.0f} requests a second")
+    for rest in evidence.rests:
+        samples = [one for one in evidence.samples if one.router == rest.router]
+        slope = slope_bytes(samples)
+        shown: dict[str, Any] = {
+            "RSS when warm, MiB": round(rest.rss_before / 2**20, 1),
+            "at rest, MiB": round(rest.rss_bytes / 2**20, 1),
+            "slope, MiB per 100,000 requests": None if slope is None else round(slope / 2**20, 2),
+            "descriptors when warm": rest.descriptors_before,
+            "descriptors at rest": rest.descriptors,
+            "CLOSE_WAIT": rest.half_closed,
+            "longest /livez, ms": round(max(one.live_ms for one in samples)),
+        }
+        tell(f"router {rest.router}: {shown}")
+    tell(f"clients of the store when warm and at rest: {evidence.redis_clients}")
+
+
+def main() -> int:
+    """Run; 1 where something is not as expected."""
+    minutes = float(os.environ.get("SOAK_MINUTES", "60"))
+    rate_hz = float(os.environ.get("SOAK_RATE", "200"))
+    seed = int(os.environ.get("SOAK_SEED", str(int(time.time()) % 100_000)))
+    directory = Path(tempfile.mkdtemp(prefix="soak-"))
+    tell(f"seed {seed}, {minutes:g} minutes, {rate_hz:g} requests a second, logs in {directory}")
+    report = asyncio.run(soak(directory, seed, minutes, rate_hz))
+    tell(report.markdown())
+    return 0 if report.is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
