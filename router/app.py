@@ -22,7 +22,7 @@ from router.billing import open_billing
 from router.chooser import Chooser, Knowledge
 from router.concurrency import learned_limits
 from router.diagnosis import Diagnoses
-from router.discovery.source import discovery_loops
+from router.discovery.source import Discovery
 from router.entrance import Entrance, EntranceParts
 from router.feedback import Feedback
 from router.fleet import FleetTable
@@ -105,10 +105,11 @@ class App:
         self.know = _knowledge(config, reader)
         self.fleet = FleetTable(reader, config.replicas, config.adapters, config.registration)
         jitter = random.Random(seed)  # noqa: S311 - spreads checks, guards nothing
-        self.discovery = discovery_loops(config, self.fleet, jitter)
+        self.discovery = Discovery(config, self.fleet, jitter)
         self.health = Health(self.fleet, self.pool, config.health, jitter)
         self.feedback = Feedback(self.know, clock, Diagnoses(time.time), reader.clears)
         self.metrics = Metrics()
+        self.metrics.registry.register(self.discovery.directory)
         self.resilience = self._build_resilience(jitter)
         self.upkeep = Upkeep(
             self.know,

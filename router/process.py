@@ -181,7 +181,7 @@ async def _serve_until_told(
             tasks.create_task(supervise("overload", app.entrance.overload.run), name="overload"),
             tasks.create_task(supervise("live", app.live.run), name="live"),
         ]
-        for name, look in (app.discovery | app.aside()).items():
+        for name, look in (app.discovery.loops | app.aside()).items():
             background.append(tasks.create_task(supervise(name, look), name=name))
         if app.decisions is not None:
             run = supervise("decision log", app.decisions.run)

@@ -10,11 +10,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
 from router.fleet import ASSUMED_CAPACITY_TOKENS, Member
 from router.registration import AddressRule, literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from prometheus_client import Metric
 
     from router.endpoint import Endpoint
     from router.registration_setting import RegistrationSettings
@@ -78,8 +83,8 @@ class Shelf:
         self.fault = fault
 
 
-class Directory:
-    """The shelves of all sources, in the order in which they are believed."""
+class Directory(Collector):
+    """The shelves of all sources, in the order in which they are believed; counts the lost ones."""
 
     def __init__(self, empty_looks: int, adopt: Callable[[tuple[Member, ...]], None]) -> None:
         self._empty_looks = empty_looks
@@ -94,6 +99,19 @@ class Directory:
 
     def _merge(self) -> None:
         self._adopt(tuple(member for shelf in self.shelves for member in shelf.members))
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield each family with its current value."""
+        yield GaugeMetricFamily(
+            "warmroute_discovery_sources",
+            "Sources of replicas besides the shared state and the configuration.",
+            value=len(self.shelves),
+        )
+        yield GaugeMetricFamily(
+            "warmroute_discovery_lost_sources",
+            "Those that could not be asked the last time: their last list is kept.",
+            value=sum(shelf.fault is not None for shelf in self.shelves),
+        )
 
 
 class Bouncer:

@@ -16,27 +16,31 @@ if TYPE_CHECKING:
     from router.fleet import FleetTable
 
 
-def discovery_loops(
-    config: Config, fleet: FleetTable, rng: random.Random
-) -> dict[str, Callable[[], Awaitable[None]]]:
-    """Return what has to run for each source, by its name; nothing without any."""
-    settings = config.discovery
-    directory = Directory(settings.empty_looks, fleet.adopt)
-    bouncer = Bouncer(config.registration)
-    loops: dict[str, Callable[[], Awaitable[None]]] = {}
-    if settings.file is not None:
-        name = f"replicas of {Path(settings.file).name}"
-        loops[name] = FileWatch(settings.file, settings.file_interval_s, directory.shelf(name)).run
-    if settings.kubernetes is not None:
-        # A library that takes long to load is loaded where it is wanted.
-        from router.discovery.kube import KubeWatch  # noqa: PLC0415
+Loops = dict[str, "Callable[[], Awaitable[None]]"]
 
-        name = f"replicas of service {settings.kubernetes.service}"
-        loops[name] = KubeWatch(settings.kubernetes, directory.shelf(name), bouncer, rng).run
-    if settings.dns:
-        from router.discovery.dns import DnsWatch  # noqa: PLC0415 - as above
 
-        for index, source in enumerate(settings.dns):
-            name = f"replicas of {source.name} [{index}]"
-            loops[name] = DnsWatch(source, directory.shelf(name), bouncer).run
-    return loops
+class Discovery:
+    """What has to run for each source, by its name; nothing without any."""
+
+    def __init__(self, config: Config, fleet: FleetTable, rng: random.Random) -> None:
+        settings = config.discovery
+        self.directory = directory = Directory(settings.empty_looks, fleet.adopt)
+        self.loops: Loops = {}
+        bouncer = Bouncer(config.registration)
+        if settings.file is not None:
+            name = f"replicas of {Path(settings.file).name}"
+            watch = FileWatch(settings.file, settings.file_interval_s, directory.shelf(name))
+            self.loops[name] = watch.run
+        if settings.kubernetes is not None:
+            # A library that takes long to load is loaded where it is wanted.
+            from router.discovery.kube import KubeWatch  # noqa: PLC0415
+
+            name = f"replicas of service {settings.kubernetes.service}"
+            shelf = directory.shelf(name)
+            self.loops[name] = KubeWatch(settings.kubernetes, shelf, bouncer, rng).run
+        if settings.dns:
+            from router.discovery.dns import DnsWatch  # noqa: PLC0415 - as above
+
+            for index, source in enumerate(settings.dns):
+                name = f"replicas of {source.name} [{index}]"
+                self.loops[name] = DnsWatch(source, directory.shelf(name), bouncer).run

@@ -73,7 +73,8 @@ def no_silent_loss(evidence: Evidence) -> list[str]:
             found.append(f"{line.request} never ended")
         is_torn = line.end is End.CLOSED and (line.is_stream or line.status != 200)
         if is_torn and not excused:
-            found.append(f"{line.request} was cut off without a word (status {line.status})")
+            why = f"status {line.status}, {line.error_code!r}, in {line.phase}"
+            found.append(f"{line.request} was cut off without a word ({why})")
         told = records[line.request]
         if len(told) > 1:
             found.append(f"{line.request} has {len(told)} records")

@@ -204,8 +204,8 @@ class Crowd:
                 wire = await Wire.open(self._ports(line.router))
                 wire.send(self._request(line, talk[0], body))
                 await self._receive(wire, line, received, pause_s)
-        except CutError:
-            line.end = End.CLOSED
+        except CutError as error:
+            line.end, line.error_code = End.CLOSED, str(error)
         except TimeoutError:
             line.end = End.HUNG
         finally:
@@ -318,7 +318,8 @@ class Crowd:
         else:
             return
         line.pieces, line.says_done = reading.pieces, reading.says_done
-        line.attempts, line.error_code = tuple(reading.attempts), reading.error_code
+        line.attempts = tuple(reading.attempts)
+        line.error_code = reading.error_code or line.error_code
         line.faults = tuple(reading.faults)
         if line.end is End.LEFT:
             return

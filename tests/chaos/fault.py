@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from chaos.watch import Look
 
 BAD_ENDS: Final = frozenset({End.HTTP_ERROR, End.ERROR_EVENT, End.CLOSED, End.HUNG})
-PATIENCE: Final = 10.0
+PATIENCE: Final = 20.0
 """By so much may a busy machine be later than what is expected of an idle one."""
 
 
@@ -91,10 +91,12 @@ def only_begun_fail(rig: Rig, from_s: float) -> Finding:
 
 def down(name: str) -> Callable[[list[Look]], bool]:
     """Return whether no router offers requests to that replica."""
-    return lambda looks: all(
-        not look.replicas[name].is_up or look.replicas[name].standing in ("ejected", "down")
-        for look in looks
-    )
+
+    def is_down(look: Look) -> bool:
+        seen = look.replicas.get(name)
+        return seen is None or not seen.is_up or seen.standing in ("ejected", "down")
+
+    return lambda looks: all(map(is_down, looks))
 
 
 def now() -> float:

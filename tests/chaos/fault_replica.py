@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from chaos.engines import Engine
     from chaos.rig import Rig
 
-FROZEN_S: Final = 4.0
+FROZEN_S: Final = 5.0
 LONG: Final = 60
 PREDICTED_SLACK_TOKENS: Final = 64
 
@@ -74,7 +74,7 @@ async def frozen(rig: Rig, _: random.Random) -> list[Finding]:
     tasks = await long_streams(rig, 12)
     victim = await busiest(rig)
     victim.send(signal.SIGSTOP)
-    took_s = await rig.until(down(victim.name), 30.0)
+    took_s = await rig.until(down(victim.name), 40.0)
     detected_s = now()
     await asyncio.sleep(FROZEN_S)
     calm = no_errors_begun_after(rig, detected_s)
@@ -220,7 +220,7 @@ async def zone_lost(rig: Rig, _: random.Random) -> list[Finding]:
     for engine in lost:
         engine.link.trouble = Trouble(loses_requests=True, loses_replies=True)
     names = [engine.name for engine in lost]
-    took_s = await rig.until(lambda looks: all(down(name)(looks) for name in names), 20.0)
+    took_s = await rig.until(lambda looks: all(down(name)(looks) for name in names), 40.0)
     known_s = now()
     await asyncio.sleep(4.0)
     calm = no_errors_begun_after(rig, known_s)

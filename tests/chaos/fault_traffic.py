@@ -51,8 +51,8 @@ async def flapped(rig: Rig, rng: random.Random) -> list[Finding]:
     async def look() -> None:
         while True:
             for one in await rig.watch.looks():
-                seen = one.replicas[victim.name]
-                if seen.standing == "ejected" and seen.left_s is not None:
+                seen = one.replicas.get(victim.name)
+                if seen and seen.standing == "ejected" and seen.left_s is not None:
                     left_s.append(seen.left_s)
             await asyncio.sleep(0.1)
 
@@ -153,7 +153,7 @@ async def one_way(rig: Rig, rng: random.Random) -> list[Finding]:
     """C-13."""
     victim, from_s = rng.choice(rig.engines), now()
     victim.link.trouble = Trouble(loses_replies=True)
-    took_s = await rig.until(down(victim.name), 20.0)
+    took_s = await rig.until(down(victim.name), 40.0)
     known_s = now()
     await asyncio.sleep(3.0)
     calm = no_errors_begun_after(rig, known_s)

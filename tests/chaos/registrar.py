@@ -30,6 +30,7 @@ from state.prefix import chain_of, chain_root, namespace_of, pack_tokens, salt_s
 from state.redis_writer import RedisWriter
 from state.secret import ChainKeys
 from state.store import StateError
+from state.timing import StoreTiming
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.15
 HEARTBEAT_S: Final = 0.5
 CAPACITY_PAGES: Final = 24_000
+PATIENT: Final = StoreTiming(record_ttl_s=60.0, load_ttl_s=20.0)
+"""All registrars are in one busy process: none of them is dead because it is late."""
 
 
 @dataclass(slots=True)
@@ -68,7 +71,11 @@ class Registrar:
         settings = RedisSettings(url=state_url, command_timeout_s=1.0, connect_timeout_s=1.0)
         self._client = command_client(settings)
         self._writer = RedisWriter(
-            self._client, clock=time.monotonic, rng=random.Random(name), stream_cap_entries=2_000
+            self._client,
+            clock=time.monotonic,
+            rng=random.Random(name),
+            timing=PATIENT,
+            stream_cap_entries=2_000,
         )
         self.held: Held | None = None
         self._is_registered = False

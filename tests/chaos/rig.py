@@ -52,8 +52,8 @@ SETTINGS: Final[dict[str, Any]] = {
     "decisions_kept": 4_000,
     "upstream": {
         "connect_timeout_s": 1.0,
-        "first_byte_timeout_s": 4.0,
-        "chunk_idle_timeout_s": 3.0,
+        "first_byte_timeout_s": 6.0,
+        "chunk_idle_timeout_s": 5.0,
         "pool_idle_s": 1.0,
     },
     "health": {"interval_s": 0.4, "timeout_s": 1.0, "fall": 2, "rise": 1, "slow_start_s": 2.0},

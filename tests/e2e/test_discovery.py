@@ -16,7 +16,7 @@ from router.discovery.directory import Bouncer, Directory, Shelf
 from router.discovery.dns import DnsWatch
 from router.discovery.file import FileWatch
 from router.discovery.setting import DnsSource
-from router.discovery.source import discovery_loops
+from router.discovery.source import Discovery
 from router.fleet import FleetTable
 from router.registration_setting import RegistrationSettings
 from state.memory import MemoryState
@@ -106,6 +106,19 @@ async def test_a_file_that_is_gone_or_not_there_yet_is_waited_for(tmp_path: Path
     replace(path, listed(1))
     await watch.look()
     assert shelf.fault is None
+
+
+async def test_a_file_that_comes_back_as_it_was_is_a_source_again(tmp_path: Path) -> None:
+    path, aside, shelf = tmp_path / "r.yaml", tmp_path / "aside", shelf_of()
+    watch = FileWatch(str(path), 1.0, shelf)
+    replace(path, listed(1))
+    await watch.look()
+    path.rename(aside)
+    await watch.look()
+    assert is_lost(shelf)
+    aside.rename(path)
+    await watch.look()
+    assert not is_lost(shelf)
 
 
 async def test_an_empty_file_is_believed_at_the_second_look(tmp_path: Path) -> None:
@@ -204,8 +217,9 @@ async def test_srv_records_name_hosts_and_their_ports() -> None:
         ("a.test", "A"): ["10.0.0.1"],
         ("b.test", "A"): ["10.0.0.2"],
     }
-    async with watched(records, port=None, scheme="https") as (_, shelf, watch):
+    async with watched(records, port=None, scheme="https") as (server, shelf, watch):
         await watch.look()
+        assert {name for _, name, _ in server.asked} == {NAME, "a.test", "b.test"}
         assert urls(shelf) == ["https://10.0.0.1:8001", "https://10.0.0.2:8002"]
 
 
@@ -294,10 +308,10 @@ async def test_a_router_serves_what_a_name_stands_for(tmp_path: Path) -> None:
 def test_no_source_means_no_loop_and_each_source_has_its_own() -> None:
     table = FleetTable(MemoryState(clock=lambda: 0.0).reader(RouterId("me")), ())
     rng = random.Random(1)
-    assert discovery_loops(decode_config({}), table, rng) == {}
+    assert Discovery(decode_config({}), table, rng).loops == {}
     dns_names = [{"name": NAME, "port": 1}, {"name": NAME, "port": 2}]
     all_of_them = {"file": "/r.yaml", "dns": dns_names, "kubernetes": {"service": "vllm"}}
-    assert list(discovery_loops(decode_config({"discovery": all_of_them}), table, rng)) == [
+    assert list(Discovery(decode_config({"discovery": all_of_them}), table, rng).loops) == [
         "replicas of r.yaml",
         "replicas of service vllm",
         f"replicas of {NAME} [0]",

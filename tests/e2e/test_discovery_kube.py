@@ -213,6 +213,8 @@ async def test_everything_is_listed_anew_now_and_then(tmp_path: Path) -> None:
             api.put(endpoint_slice("s2", endpoint("c", "10.0.0.3")), is_announced=False)
             await until(lambda: names(shelf) == ["a", "b", "c"])
             assert api.lists >= 2
+            del api.slices["s1"]
+            await until(lambda: names(shelf) == ["c"])
 
 
 async def test_a_slow_list_is_given_up_and_the_last_one_kept(tmp_path: Path) -> None:

@@ -274,6 +274,17 @@ async def test_a_fleet_that_fails_all_requests_is_not_asked_much_more_often(
         assert requests > 60
 
 
+async def test_a_replica_that_closes_every_connection_gets_no_request_twice(tmp_path: Path) -> None:
+    """C-26: health checks keep the pool filled, so that each one goes on a pooled connection."""
+    budget = {"reserve": 2, "ratio": 0.0}
+    async with rig(tmp_path, 1, retry=budget, ejection={"failures": 1_000}) as stand:
+        await stand.frail.tell(mode="close")
+        for number in range(10):
+            await asyncio.sleep(0.5)
+            assert (await stand.ask(f"{number}")).status == 502
+        assert await stand.frail.counts("asked") == [12]
+
+
 async def test_a_busy_replica_is_passed_over_and_never_ejected(tmp_path: Path) -> None:
     """C20, F11: 503 means no room, not death."""
     async with rig(tmp_path, 2) as stand:

@@ -15,8 +15,11 @@ _LINK: Final = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 _HEADING: Final = re.compile(r"^#{1,6} +(.*?) *#*$")
 _COMMAND: Final = re.compile(r"(?:^|[\s/$(])(warmroute +[a-z].*)$")
 _MAKE: Final = re.compile(r"^(?:\$ )?make +([a-z][a-z-]*)")
-_ROOTS: Final = "bench|docs|examples|policies|prompt|replay|requirements|router|sidecar|state|tests"
-_PATH: Final = re.compile(rf"^(?:{_ROOTS}|warmroute)/[\w./*-]*$")
+_ROOTS: Final = (
+    "bench|deploy|docs|examples|policies|prompt|replay|requirements|router|sidecar|state|tests|"
+    "warmroute|website"
+)
+_PATH: Final = re.compile(rf"^(?:{_ROOTS})/[\w./*-]*$")
 _END: Final = {"|", "||", "&&", ";", "&", ">", ">>", "2>"}
 
 

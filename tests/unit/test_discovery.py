@@ -102,6 +102,14 @@ def test_what_all_sources_found_is_taken_together() -> None:
     assert adopted[-1] == (member("a", 1), member("b", 2))
 
 
+def test_the_sources_and_the_lost_ones_among_them_are_counted() -> None:
+    directory = Directory(2, lambda _: None)
+    directory.shelf("a").fail("away")
+    directory.shelf("b").put([member("r")])
+    counted = {family.name: family.samples[0].value for family in directory.collect()}
+    assert counted == {"warmroute_discovery_sources": 2, "warmroute_discovery_lost_sources": 1}
+
+
 # One address is one replica.
 
 

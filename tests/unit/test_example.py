@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import configparser
 import json
+import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -13,6 +18,9 @@ import yaml
 from router.config import DrainSettings
 from support.compose import COMPOSE, OURS, ROOT, SERVICES
 from warmroute.cli import build_parser
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROMETHEUS = yaml.safe_load((ROOT / "examples/compose/prometheus.yaml").read_text())
 
@@ -137,12 +145,41 @@ def test_the_image_runs_as_nobody_and_is_asked_by_a_command_that_exists() -> Non
     assert text.count("--require-hashes") == 2
 
 
-def test_the_systemd_unit_starts_a_command_that_exists() -> None:
+UNITS = {
+    "warmroute.service": ("serve", DrainSettings().accept_s + DrainSettings().grace_s),
+    "warmroute-sidecar@.service": ("sidecar", 5.0),
+    "warmroute-worker.service": ("worker", 0.5),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_systemd_unit_starts_a_command_that_exists(name: str) -> None:
+    command, grace_s = UNITS[name]
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read(ROOT / "examples" / "warmroute.service")
-    words = shlex.split(unit["Service"]["ExecStart"])
+    unit.read(ROOT / "examples" / name)
+    words = [word.replace("%i", "8000") for word in shlex.split(unit["Service"]["ExecStart"])]
     assert words[0].endswith("/warmroute")
-    assert build_parser(words[1]).parse_args(words[1:]).command == "serve"
-    drain_s = 120
-    assert int(unit["Service"]["TimeoutStopSec"]) > drain_s
+    assert build_parser(words[1]).parse_args(words[1:]).command == command
+    assert int(unit["Service"]["TimeoutStopSec"]) > grace_s
+    assert unit["Service"]["DynamicUser"] == "yes"
+    assert unit["Service"]["ProtectSystem"] == "strict"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_has_nothing_to_say_about_the_units(tmp_path: Path) -> None:
+    paths = []
+    for name in UNITS:
+        text = (ROOT / "examples" / name).read_text()
+        path = tmp_path / name.replace("@", "@8000")
+        path.write_text(re.sub(r"/opt/\S+/warmroute(?= )", sys.executable, text))
+        paths.append(str(path))
+    told = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *paths],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    # Units of the machine itself are looked at, too.
+    assert not [line for line in told.stderr.splitlines() if "warmroute" in line]
+    assert told.returncode == 0, told.stderr

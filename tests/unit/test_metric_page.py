@@ -78,3 +78,12 @@ async def test_examples_name_metrics_that_there_are(path: str) -> None:
     named = named_in((_ROOT / path).read_text())
     assert named
     assert named <= known
+
+
+async def test_every_page_names_metrics_that_there_are() -> None:
+    """Names with a star, such as warmroute_kv_*, are the beginning of one."""
+    known = {one.name for one in await families()}
+    for path in sorted([*(_ROOT / "docs").glob("*.md"), _ROOT / "README.md"]):
+        for name in named_in(path.read_text()):
+            told = [one for one in known if one.startswith(name)]
+            assert name in known or (name.endswith("_") and told), (path.name, name)
