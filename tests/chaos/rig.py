@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import secrets
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -203,6 +204,19 @@ class Rig:
         await self.start_router(router)
         await self.settle()
         outage.until_s = time.monotonic()
+
+    async def restore(self) -> None:
+        """Undo what a step that broke may have left."""
+        for engine in self.engines:
+            engine.send(signal.SIGCONT)
+            engine.link.heal()
+            if not engine.is_alive:
+                await engine.start()
+            with contextlib.suppress(OSError, TimeoutError):
+                await engine.mode("normal")
+        for router in self.routers:
+            router.link.heal()
+            router.link.delay_s = 0.0
 
     # Waiting.
 

@@ -117,6 +117,7 @@ async def strike_all(
                 findings = await fault.strike(rig, rng)
         except Exception as error:  # noqa: BLE001 - a step that breaks is a finding
             findings = [Finding("the step comes to its end", is_met=False, seen=repr(error))]
+            await rig.restore()
         until = time.monotonic() - report.began_s
         step = Step(fault.name, fault.title, from_s, until, findings)
         report.steps.append(step)

@@ -247,6 +247,7 @@ def test_all_addresses_of_one_ipv6_network_are_one() -> None:
 
 async def test_paths_behind_the_gate_need_a_key_and_some_are_not_there() -> None:
     """C57."""
+
     async def answer(_: Request) -> Response:
         return own_response(b"", "text/plain")
 

@@ -107,6 +107,20 @@ def test_where_it_cannot_be_compressed_the_plain_file_stays_and_that_is_said_onc
     assert numbers_in(tmp_path) == list(range(24, 40))
 
 
+def test_a_plain_file_takes_the_place_of_a_compressed_one(tmp_path: Path) -> None:
+    file = file_at(tmp_path / "log")
+    write_lines(file, range(20))
+    file.close()
+    assert (tmp_path / "log.3.zst").exists()
+    (tmp_path / "log.zst.partial").mkdir()
+    write_lines(file, range(20, 40))
+    file.close()
+    (tmp_path / "log.zst.partial").rmdir()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["log", "log.1", "log.2", "log.3"]
+    found = numbers_in(tmp_path)
+    assert found == list(range(found[0], 40))
+
+
 @pytest.mark.parametrize("keep_files", [1, 2])
 def test_a_recording_beside_the_log_is_left_alone(tmp_path: Path, keep_files: int) -> None:
     mine = tmp_path / "log.zst"

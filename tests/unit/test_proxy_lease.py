@@ -53,7 +53,11 @@ async def test_a_connection_that_fails_to_close_leaves_no_lease(
         is_told=True,
     )
     parts: Any = SimpleNamespace(
-        config=Config(), pool=SimpleNamespace(key_line=b""), clock=float, hold=None
+        config=Config(),
+        pool=SimpleNamespace(key_line=b""),
+        clock=float,
+        hold=None,
+        recovery=SimpleNamespace(may_replay=lambda: True),
     )
     request: Any = SimpleNamespace(
         method="POST", target="/v1/completions", headers=read_headers(())

@@ -65,6 +65,7 @@ def test_each_line_also_tells_the_decision_and_the_outcome(tmp_path: Path) -> No
         "block_tokens": 64,
         "began_unix_s": 1e9,
     }
+    assert line["arrival_s"] == 0.0
     told = ("replica", "reason", "predicted_cached_tokens", "status", "outcome", "ttft_s")
     assert [line[name] for name in told] == ["gpu-1", "prefix", 64, 502, "failed", 0.25]
 
