@@ -59,12 +59,12 @@ def run_tests(copy: Path, tests: Iterable[str], *flags: str) -> tuple[int | None
     return ended.returncode, ended.stdout
 
 
-def first_failure(output: str) -> str:
-    """Return the name of the first test that failed."""
+def first_failure(output: str) -> str | None:
+    """Return the name of the first test that failed; None where only a preparation did."""
     for line in output.splitlines():
         if line.startswith("FAILED "):
             return line.removeprefix("FAILED ").partition(" - ")[0].rpartition("::")[2]
-    return "?"
+    return None
 
 
 def look(copy: Path, bug: Bug) -> str | None:
@@ -76,11 +76,10 @@ def look(copy: Path, bug: Bug) -> str | None:
         status, output = run_tests(copy, bug.tests, "-x")
     finally:
         path.write_text(sound)
-    if status == _FAILED:
-        return first_failure(output)
-    if status != _PASSED:
+    caught = first_failure(output) if status == _FAILED else None
+    if caught is None and status != _PASSED:
         write(output)
-    return None
+    return caught
 
 
 def chosen(flags: argparse.Namespace) -> Sequence[Bug]:

@@ -32,7 +32,7 @@ MiB: Final = 2**20
 OUTCOMES: Final = {
     End.COMPLETE: {"done"},
     End.ERROR_EVENT: {"failed"},
-    End.HTTP_ERROR: {"failed", "done", "cancelled"},
+    End.HTTP_ERROR: {"failed", "done", "cancelled", "refused"},
     End.CLOSED: {"failed", "cancelled"},
     End.LEFT: {"cancelled", "done", "failed"},
     End.HUNG: set[str](),
@@ -73,7 +73,7 @@ def no_silent_loss(evidence: Evidence) -> list[str]:
             found.append(f"{line.request} never ended")
         is_torn = line.end is End.CLOSED and (line.is_stream or line.status != 200)
         if is_torn and not excused:
-            why = f"status {line.status}, {line.error_code!r}, in {line.phase}"
+            why = f"status {line.status}, {line.error_code!r}, {line.took_s:.1f} s, in {line.phase}"
             found.append(f"{line.request} was cut off without a word ({why})")
         told = records[line.request]
         if len(told) > 1:

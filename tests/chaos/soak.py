@@ -59,7 +59,8 @@ def slope_bytes(samples: Sequence[Sample]) -> float | None:
 async def soak(directory: Path, seed: int, minutes: float, rate_hz: float) -> Report:
     """Run, and tell at the end what grew."""
     report = Report(seed)
-    async with Rig(directory, Plan(seed=seed, rate_hz=rate_hz)) as rig:
+    kept = {"decisions_kept": 1_000}  # full before the run is warm
+    async with Rig(directory, Plan(seed=seed, rate_hz=rate_hz, config=kept)) as rig:
         stop = asyncio.Event()
         watching = asyncio.create_task(rig.watch.run())
         async with asyncio.TaskGroup() as tasks:

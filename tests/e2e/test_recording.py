@@ -40,8 +40,11 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Local
 
 
 def turn(number: int) -> dict[str, Any]:
-    """Return a turn of one of six conversations that grow, and share their beginnings."""
-    talk, turns = number % 6, number // 6
+    """Return a turn of one of seven conversations that grow, and share their beginnings.
+
+    An odd number, as turns of one conversation come to be even and odd requests of a round robin.
+    """
+    talk, turns = number % 7, number // 7
     system = f"{CANARY} {talk % 2} " * 60
     messages = [{"role": "system", "content": system}]
     messages += [{"role": "user", "content": f"talk {talk} turn {at} " * 40} for at in range(turns)]
