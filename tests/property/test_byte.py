@@ -13,7 +13,7 @@ from prompt.reader import CHAT_PATH, COMPLETION_PATH, PromptReader
 from prompt.request import decode_chat
 from prompt.turn import ChatTurns
 from state.model import BlockId
-from state.prefix import chain_of, next_block
+from state.prefix import chain_of
 from support.dialogue import bodies_of
 
 if TYPE_CHECKING:
@@ -88,17 +88,19 @@ def test_a_turn_writes_and_hashes_only_what_is_new(monkeypatch: pytest.MonkeyPat
     written = counted(monkeypatch)
     hashed: list[int] = []
 
-    def hashing(parent: BlockId, packed: bytes, seed: int) -> BlockId:
-        hashed.append(len(packed))
-        return next_block(parent, packed, seed)
+    def hashing(parent: BlockId, packed: bytes, block: int, seed: int) -> tuple[BlockId, ...]:
+        hashed.append(len(packed) // 4)
+        return chain_of(parent, packed, block, seed)
 
-    monkeypatch.setattr("prompt.run.next_block", hashing)
+    monkeypatch.setattr("prompt.run.chain_of", hashing)
     turn = turns.decode(body_of([*chat, {"role": "user", "content": "new " * 100}]))
     tokens = codec.turn_tail(turn)
     assert tokens is not None
     tokens.chain(ROOT, BLOCK_BYTES, SEED)
     assert 400 <= sum(written) < 500
-    assert 400 <= sum(hashed) // 4 < 500
+    kept, own = hashed  # the new blocks of the conversation, and the rest that nobody shares
+    assert 400 <= kept < 500
+    assert own < 2 * BLOCK_BYTES
 
 
 def test_a_branch_off_a_long_message_does_not_write_it_again(
