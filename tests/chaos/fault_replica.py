@@ -119,6 +119,8 @@ async def reborn(rig: Rig, rng: random.Random) -> list[Finding]:
 
     took_s = await rig.until(knows)
     known_s = now()
+    # A router may know of the life a moment before it is careful with it.
+    await rig.until(lambda looks: knows(looks) and "slow_start" in standings, 2.0)
     await asyncio.sleep(0.5)  # slow start: it gets little
     for _ in range(8):
         await asyncio.gather(*(rig.crowd.ask(pieces=20) for _ in range(12)))
