@@ -117,7 +117,7 @@ async def test_a_replay_that_is_not_granted_ends_as_the_first_attempt_did() -> N
         await talk.request()
         talk.reset()
 
-    asked = []
+    asked: list[int] = []
 
     def may_replay() -> bool:
         asked.append(len(asked))
