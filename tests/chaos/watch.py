@@ -187,7 +187,7 @@ class Watch:
         for router in self._rig.routers:
             sample = await self.sample(router)
             assert sample is not None, f"router {router.index} does not answer: {self.missed}"
-            sample.requests = self._by_life[router.index, router.life]
+            sample.requests = self._by_life.get((router.index, router.life), 0)
             before = self.before.get((router.index, router.life), sample)
             self.rests.append(
                 Rest(
