@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from warmroute.local import Child, Processes
 
 TESTS: Final = str(Path(__file__).parents[1])
-ASK_S: Final = 1.0
+ASK_S: Final = 8.0
 START_S: Final = 30.0
 
 
