@@ -33,6 +33,7 @@ from router.recording import RecordingSettings
 from router.registration_setting import RegistrationSettings, registration_fault
 from router.retry_setting import RetrySettings
 from router.shadow_policy import ShadowSettings, shadow_fault
+from router.strict_yaml import load_yaml
 from router.tenant import Label, TenantSettings, tenant_fault
 from router.tls_setting import ListenerTls
 from router.tracing import TracingSettings
@@ -265,7 +266,7 @@ def decode_config(raw: object) -> Config:
 def load_config(path: Path) -> Config:
     """Return the configuration in the YAML file at ``path``; raises ConfigError."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         message = f"{path}: {error.strerror}"
         raise ConfigError(message) from None

@@ -259,8 +259,9 @@ class History:
             if sums is None:
                 sums = fresh[replica] = Sums()
             sums.add(record)
-            if record.tenant is not None and len(slot.tenants) < TENANTS_MOST:
-                slot.tenants.setdefault(record.tenant, Sums()).add(record)
+            tenant, tenants = record.tenant, slot.tenants
+            if tenant is not None and (tenant in tenants or len(tenants) < TENANTS_MOST):
+                tenants.setdefault(tenant, Sums()).add(record)
             if not record.attempts:
                 continue
             if prefix and (prefix in slot.prefixes or len(slot.prefixes) < PREFIXES_MOST):

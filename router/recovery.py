@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from state.model import ReplicaId
 
 TURN_S: Final = 0.02
-"""How often a request that waits for its second try looks again."""
+"""How often a request that waits for its second try looks again, where few wait."""
+TURNS_PER_S: Final = 1_000.0
+"""How often all that wait look again together, a percent of a core: a large replica leaves many."""
 CUT_SHORT: Final = frozenset({"truncated", "first_byte_timeout", "chunk_idle"})
 """Ends of answers that had begun, of which a replica may have died."""
 
@@ -61,6 +63,8 @@ class Recovery:
         self._parts = parts
         self._suspects: Counter[ReplicaId] = Counter()
         """How many requests each replica has that were on another one when that died."""
+        self._waiting = 0
+        """Requests that wait for leave to be tried again."""
         self._examinations: set[asyncio.Task[None]] = set()
         self.retries = Tally(
             "warmroute_retries", "Requests sent to another replica after a failure.", ["reason"]
@@ -242,10 +246,16 @@ class Recovery:
         is_lost = reason in LOST
         until_s = parts.clock() + min(parts.settings.patience_s, self._left_s(call))
         while True:
-            claim = parts.budget.take(open_requests, parts.clock(), is_lost=is_lost)
-            if claim is not None or not is_lost or parts.clock() >= until_s:
+            now_s = parts.clock()
+            claim = parts.budget.take(open_requests, now_s, is_lost=is_lost)
+            if claim is not None or not is_lost or now_s >= until_s:
                 return claim
-            await asyncio.sleep(TURN_S)
+            self._waiting += 1
+            try:
+                pause_s = max(TURN_S, self._waiting / TURNS_PER_S)
+                await asyncio.sleep(min(pause_s, until_s - now_s))
+            finally:
+                self._waiting -= 1
 
 
 def _died(error: ReplicaClosedError) -> ReplicaDiedError:

@@ -22,6 +22,6 @@ class RetrySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     after_send: AfterSend = "dead"
     ratio: Annotated[float, Meta(ge=0, le=1)] = 0.2
     reserve: Annotated[int, Meta(ge=0)] = 3
-    per_s: Annotated[float, Meta(ge=1)] = 10.0
+    per_s: Annotated[float, Meta(ge=1)] = 100.0
     patience_s: Annotated[float, Meta(ge=0)] = 10.0
     deadline_s: Annotated[float, Meta(gt=0)] = 330.0

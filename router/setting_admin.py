@@ -6,6 +6,7 @@ It is in force in this router when it is answered, and in the others at their ne
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ from state.setting_book import MAX_DOCUMENT_BYTES, VersionConflictError
 from state.store import StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from router.audit_log import AuditLog
     from router.client import Handler
@@ -92,6 +93,7 @@ class SettingAdmin:
     def __init__(self, parts: SettingAdminParts) -> None:
         self._parts = parts
         self._limits = structs.replace(parts.config.limits, body_bytes=_BODY_BYTES)
+        self._changes: set[asyncio.Task[Response]] = set()
 
     def routes(self) -> dict[str, Mapping[str, Handler]]:
         """Return the table of these paths."""
@@ -142,7 +144,7 @@ class SettingAdmin:
         body = await self._read(request, SetBody)
         await self._look()
         settings = self._parts.rules.patched(self._document(), body.patch)
-        return await self._changed("set", settings, body, body.expected_version)
+        return await self._whole(self._changed("set", settings, body, body.expected_version))
 
     async def rollback(self, request: Request) -> Response:
         """Put in force what an earlier version had, as a new version."""
@@ -158,7 +160,7 @@ class SettingAdmin:
             settings = document.settings
         expected = body.expected_version
         expected = book.stored_version if expected is None else expected
-        return await self._changed("rollback", settings, body, expected)
+        return await self._whole(self._changed("rollback", settings, body, expected))
 
     async def drain(self, request: Request) -> Response:
         """Let a replica get nothing new; what it has, it ends."""
@@ -186,11 +188,23 @@ class SettingAdmin:
             if not drains:
                 del settings[DRAINS]
             try:
-                return await self._changed(action, settings, body, parts.book.version)
+                change = self._changed(action, settings, body, parts.book.version)
+                return await self._whole(change)
             except ConflictError:
                 if not tries_left:
                     raise
         raise AssertionError
+
+    async def settled(self) -> None:
+        """Wait until no change is under way."""
+        await asyncio.gather(*self._changes, return_exceptions=True)
+
+    async def _whole(self, change: Coroutine[Any, Any, Response]) -> Response:
+        """Make a change to its end, the audit log's second record with it, whoever waits for it."""
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)  # a client that leaves stops it nowhere
 
     async def _changed(
         self,

@@ -88,6 +88,7 @@ class SettingLife(Collector):
         self._file = SettingFile(Path(path)) if path is not None else None
         self._kept: KeptSettings | None = None
         self._audit: AuditLog | None = None
+        self._admin: SettingAdmin | None = None
         self._task: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
         self._last_fault = ""
@@ -121,6 +122,8 @@ class SettingLife(Collector):
         await self._close()
 
     async def _close(self) -> None:
+        if self._admin is not None:
+            await self._admin.settled()
         await self._store.aclose()
         if self._audit is not None:
             await self._audit.aclose()
@@ -138,7 +141,8 @@ class SettingLife(Collector):
             audit=audit,
             unix_clock=time.time,
         )
-        return SettingAdmin(parts).routes()
+        self._admin = SettingAdmin(parts)
+        return self._admin.routes()
 
     def collect(self) -> Iterable[Metric]:
         """Yield which version is in force, and whether another one is refused."""

@@ -106,7 +106,7 @@ class SettingRules:
         """Return ``settings`` after a JSON merge patch; null takes a key back to the file.
 
         Keys of a policy go with its kind: another kind begins without them, and a document that
-        has some names the kind that they belong to.
+        has some names the kind that they belong to. Of the file's kind it has no more than them.
         """
         before = dict(settings)
         policy = patch.get("policy")
@@ -117,6 +117,10 @@ class SettingRules:
                 before.pop("policy", None)
             elif "kind" not in policy:
                 patch = {**patch, "policy": {"kind": kind, **policy}}
+                after = _merged(before, patch)
+                if after["policy"] == {"kind": self.base["policy"]["kind"]}:
+                    del after["policy"]  # else a file with another policy would not count
+                return after
         return _merged(before, patch)
 
     def sources(self, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from router.address import peer_address
+from router.peer import Peers
 from router.tls import HandshakeLog
 from state.tls import SHUTDOWN_S
 
@@ -40,6 +43,9 @@ class TlsAcceptor:
         self._loop = asyncio.get_running_loop()
         self._failures = HandshakeLog(context.name, self._loop.time)
         self._handshakes: set[asyncio.Task[None]] = set()
+        limits = server.limits
+        self._peers = Peers(limits.connections_per_address, limits.trusted_proxies)
+        """Of those that are no TLS yet: the server counts the others."""
         self._accepting = self._loop.create_task(self._run(), name=f"accept {context.name}")
 
     @property
@@ -61,19 +67,25 @@ class TlsAcceptor:
     async def _run(self) -> None:
         while True:
             try:
-                accepted, _ = await self._loop.sock_accept(self._socket)
+                accepted, name = await self._loop.sock_accept(self._socket)
             except ConnectionError:  # it left before it was accepted
                 continue
             except OSError as error:
                 _log.error("%s: cannot accept: %s", self._context.name, error.strerror or error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            if await self._is_full():
+            peer = peer_address(name)
+            if self._peers.enter(peer) > 0 or await self._is_full():
+                self._peers.leave(peer)
                 accepted.close()
                 continue
             task = self._loop.create_task(self._begin(accepted), name="TLS handshake")
             self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            task.add_done_callback(partial(self._ended, peer))
+
+    def _ended(self, peer: str | None, task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(task)
+        self._peers.leave(peer)
 
     async def _is_full(self) -> bool:
         """Return whether nobody more can even be told that there are too many."""

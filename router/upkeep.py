@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from router.chooser import Knowledge
     from router.feedback import Feedback
@@ -47,6 +47,8 @@ class Upkeep:
         self._resilience = resilience
         self._published_version = -1
         self._generations: dict[ReplicaId, Generation | None] = {}
+        self._lives: dict[ReplicaId, str] = {}
+        """The last life of its cache that each member told."""
         self._capacities: dict[ReplicaId, int] = {}
         self.loop_lag_s = 0.0
 
@@ -95,8 +97,7 @@ class Upkeep:
         for replica in before.keys() | current.keys():
             if replica in before and before[replica] == current.get(replica, GONE):
                 continue
-            is_restarted = replica in before and replica in current
-            if is_restarted and self._resilience is not None:
+            if self._has_another_life(replica, current) and self._resilience is not None:
                 self._resilience.availability.restarted(replica)
             if self._feedback is not None and replica in before:
                 self._feedback.forget(replica, LEFT if replica not in current else NEW_LIFE)
@@ -107,6 +108,24 @@ class Upkeep:
                 if know.placed is not None:
                     know.placed.forget(replica)
         self._generations = current
+
+    def _has_another_life(
+        self, replica: ReplicaId, current: Mapping[ReplicaId, Generation | None]
+    ) -> bool:
+        """Return whether a member's cache was told of before, and is another one now.
+
+        A sidecar that comes or goes changes no cache, and a store that lost everything gets new
+        generations of caches that are as warm as ever.
+        """
+        if replica not in current:
+            self._lives.pop(replica, None)
+            return False
+        generation = current[replica]
+        if generation is None:
+            return False
+        life = self._know.reader.replicas()[replica].record.cache_life or generation
+        before, self._lives[replica] = self._lives.get(replica), life
+        return before is not None and before != life
 
     def _limit_guesses(self) -> None:
         """Guess no more of a replica than fits there."""

@@ -13,6 +13,7 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec import structs
 
 from sidecar.backlog import Backlog
 from sidecar.facts import FactPace
@@ -87,7 +88,10 @@ class Announcer:
 
     def renew(self, record: ReplicaRecord, folder: PageFolder) -> None:
         """Announce all of ``folder`` under a new generation; ``record``'s own one is not used."""
-        self._target = (record, folder)
+        before = self._target
+        is_same = before is not None and before[1] is folder
+        life = before[0].cache_life if before is not None and is_same else secrets.token_hex(6)
+        self._target = (structs.replace(record, cache_life=life), folder)
         self._make_dirty()
 
     def add(self, fold: Fold) -> None:

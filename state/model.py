@@ -107,7 +107,8 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True):
     ``has_events``: the engine publishes what it holds. ``can_fetch``: it takes KV pages of a prefix
     from another engine that says so, and gives them. ``rank``: what requests have to name to be
     computed by this one of the engine's data-parallel ranks, None where it is the whole engine.
-    ``adapters`` of the model are served by their own names.
+    ``adapters`` of the model are served by their own names. ``cache_life`` is the same in several
+    generations where only the store lost what was announced, empty where that is not known.
     """
 
     replica: ReplicaId
@@ -122,6 +123,7 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True):
     can_fetch: bool = False
     rank: Annotated[int, Meta(ge=0, lt=MAX_RANKS)] | None = None
     adapters: Annotated[tuple[Adapter, ...], Meta(max_length=MAX_ADAPTERS)] = ()
+    cache_life: Annotated[str, Meta(max_length=64)] = ""
 
 
 Tally = Annotated[int, Meta(ge=0, le=2**53)]

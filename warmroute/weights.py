@@ -34,8 +34,8 @@ EXAMPLES: Final = """\
 examples:
   warmroute weights get
   warmroute weights get policy hold.release_ms
-  warmroute weights set policy.w_queue=0.8 hold.enabled=true --reason "long queues" --dry-run
-  warmroute weights set policy.w_queue=null --reason "back to the file"
+  warmroute weights set policy.w_copy=0.8 hold.enabled=true --reason "long queues" --dry-run
+  warmroute weights set policy.w_copy=null --reason "back to the file"
   warmroute weights history
   warmroute weights diff 3 5
   warmroute weights rollback 3 --reason "worse hit rate"
@@ -197,7 +197,7 @@ def patch_of(words: Iterable[str]) -> dict[str, Any]:
         key, equals, text = word.partition("=")
         *path, last = key.split(".")
         if not equals or not all((*path, last)):
-            message = f"expected KEY=VALUE, such as policy.w_queue=0.8, got {word[:80]!r}"
+            message = f"expected KEY=VALUE, such as policy.w_copy=0.8, got {word[:80]!r}"
             raise UsageError(message)
         inner = patch
         for part in path:

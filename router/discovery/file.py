@@ -15,6 +15,7 @@ import yaml
 from router.config import ConfigError, decode_config, replica_name
 from router.discovery.directory import found_member
 from router.endpoint import Endpoint
+from router.strict_yaml import load_yaml
 from state.model import ReplicaId
 
 if TYPE_CHECKING:
@@ -29,9 +30,12 @@ Stamp = tuple[int, int, int]
 def members_of(text: str) -> list[Member]:
     """Return the members that a file's text names; raises ValueError with the wrong key."""
     try:
-        raw = yaml.safe_load(text)
+        raw = load_yaml(text)
     except yaml.YAMLError as error:
         message = f"not YAML: {' '.join(str(error).split())}"
+        raise ValueError(message) from None
+    except RecursionError:
+        message = "not YAML: too many levels"
         raise ValueError(message) from None
     if not isinstance(raw, list):
         message = "expected a list of replicas; [] for none"
@@ -54,6 +58,11 @@ def members_of(text: str) -> list[Member]:
 def _stamp(path: Path) -> Stamp:
     told = path.stat()
     return told.st_mtime_ns, told.st_size, told.st_ino
+
+
+def _read(path: Path) -> list[Member]:
+    """Return what the file has; on a thread, as a long list takes a quarter of a second."""
+    return members_of(_text(path))
 
 
 def _text(path: Path) -> str:
@@ -84,12 +93,14 @@ class FileWatch:
         """Look once."""
         try:
             stamp = await asyncio.to_thread(_stamp, self._path)
-            if stamp == self._seen and self._shelf.fault is None:
+            if stamp == self._seen:
                 return
-            members = members_of(await asyncio.to_thread(_text, self._path))
+            members = await asyncio.to_thread(_read, self._path)
         except OSError as error:
+            self._seen = None
             self._shelf.fail(str(error.strerror or error))
         except ValueError as error:
+            self._seen = stamp  # the same text is as wrong the next time
             self._shelf.fail(str(error))
         else:
             self._seen = stamp if self._shelf.put(members) else None

@@ -75,9 +75,11 @@ async def test_a_file_is_read_again_when_it_changes_and_only_then(tmp_path: Path
     assert urls(shelf) == ["http://10.0.0.1:3"]
 
 
-@pytest.mark.parametrize("text", ["- url: [", "- url: http://10.0.0.1:1\n- nonsense: 1", "\x00"])
+@pytest.mark.parametrize(
+    "text", ["- url: [", "- url: http://10.0.0.1:1\n- nonsense: 1", "\x00", "[" * 5000]
+)
 async def test_a_file_that_is_no_list_changes_nothing_until_it_is_one(
-    tmp_path: Path, text: str
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, shelf = tmp_path / "r.yaml", shelf_of()
     watch = FileWatch(str(path), 1.0, shelf)
@@ -87,6 +89,9 @@ async def test_a_file_that_is_no_list_changes_nothing_until_it_is_one(
     await watch.look()
     assert urls(shelf) == ["http://10.0.0.1:1"]
     assert is_lost(shelf)
+    with monkeypatch.context() as patched:
+        patched.setattr("router.discovery.file.members_of", None)
+        await watch.look()  # the same text is not read again
     replace(path, listed(2))
     await watch.look()
     assert urls(shelf) == ["http://10.0.0.1:2"]

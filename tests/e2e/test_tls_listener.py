@@ -190,6 +190,26 @@ async def test_connections_beyond_the_limit_are_shed_with_tls_too(authority: Aut
             await each.close()
 
 
+@with_both_loops
+async def test_one_address_has_no_more_than_its_share_of_handshakes(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one that never shakes hands would take the places of all."""
+    monkeypatch.setattr("router.tls_accept.peer_address", lambda _: "10.0.0.1")
+    limits = LimitSettings(connections_per_address=2, head_deadline_s=60.0)
+    async with door(authority, limits=limits) as opened:
+        silent = [await RawClient.connect(opened.port) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        beyond = await RawClient.connect(opened.port)
+        async with asyncio.timeout(5):
+            assert await beyond.is_closed()
+        beyond.abort()
+        for each in silent:
+            each.abort()
+        await opened.failures(2)
+        assert await opened.is_let_in()
+
+
 @pytest.mark.parametrize("how", ["reset", "close", "end-of-tcp"])
 @with_both_loops
 async def test_a_client_that_leaves_cancels_its_request(authority: Authority, how: str) -> None:

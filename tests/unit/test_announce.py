@@ -213,6 +213,9 @@ async def test_a_failed_write_is_made_good_under_a_new_generation() -> None:
     assert writer.held() == all_blocks(folder)
     assert len({record.generation for record in writer.records}) == 3
     assert_well_formed(writer)
+    [life] = {record.cache_life for record in writer.records}
+    subject.renew(RECORD, PageFolder(IDENTITY, 1))
+    await while_running(subject, lambda: writer.records[-1].cache_life != life)
 
 
 async def test_a_foreign_registration_ends_the_announcer() -> None:

@@ -155,6 +155,14 @@ def test_the_policy_is_chosen_by_its_kind() -> None:
     assert weighted.w_prefix == 2.5
 
 
+def test_a_key_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    """Else the last one counts: half of the tenants would be gone without a word."""
+    path = tmp_path / "twice.yaml"
+    path.write_text("health: {}\npolicy: {kind: random}\nhealth: {fall: 5}\n")
+    with pytest.raises(ConfigError, match=r"twice\.yaml: .*'health' occurs twice.*line 3"):
+        load_config(path)
+
+
 def test_a_file_that_is_no_yaml_or_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("listen: [")

@@ -178,6 +178,18 @@ def test_tenants_are_told_apart() -> None:
     assert found == {"a": (1, 0), "b": (1, 1)}
 
 
+def test_tenants_that_have_a_place_are_counted_when_there_is_none_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.history.TENANTS_MOST", 2)
+    _, history = rig()
+    for number, tenant in enumerate("abcab"):
+        history.note(decided(number, tenant=tenant))
+    history.fold()
+    found = {name: one.requests for name, one in history.tenant_minutes().items()}
+    assert found == {"a": 2, "b": 2}
+
+
 def test_the_longest_lag_of_a_second_and_of_ten_is_kept() -> None:
     clock, history = rig()
     for lag_s in (0.001, 0.4, 0.002, 0.003):

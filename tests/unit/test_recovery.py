@@ -173,6 +173,18 @@ async def test_where_a_replica_was_lost_a_request_waits_for_its_turn(rig: Rig) -
     assert rig.budget.in_progress == 3
 
 
+async def test_of_many_that_wait_each_looks_again_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replica with thousands of requests that dies must not busy the loop with their waiting."""
+    rig = Rig(monkeypatch, RetrySettings(reserve=0, ratio=0.0, patience_s=10.0))
+    monkeypatch.setattr(rig.recovery, "_waiting", 4_999)
+    with pytest.raises(ReplicaUnreachableError):
+        await rig.settle(rig.call(), ReplicaUnreachableError("m"))
+    assert rig.waits == 2
+    assert rig.now_s == pytest.approx(10.0)
+
+
 async def test_after_an_answer_nobody_waits_for_the_budget(rig: Rig) -> None:
     for _ in range(3):
         assert rig.budget.take(10, 0.0, is_lost=True) is not None

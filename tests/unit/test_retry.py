@@ -98,8 +98,8 @@ def test_three_second_tries_run_at_a_time_or_a_fifth_of_what_is_open() -> None:
     assert sum(budget.take(100, 0.0, is_lost=True) is not None for _ in range(50)) == 18
 
 
-def test_ten_second_tries_begin_in_a_second() -> None:
-    budget = RetryBudget(RetrySettings(), 0.0)
+def test_as_many_second_tries_begin_in_a_second_as_are_set() -> None:
+    budget = RetryBudget(RetrySettings(per_s=10.0), 0.0)
 
     def taken(now_s: float) -> int:
         claims = [budget.take(1_000, now_s, is_lost=True) for _ in range(50)]

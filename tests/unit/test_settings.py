@@ -170,3 +170,15 @@ def test_who_and_why_are_lines() -> None:
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert({"author": wrong, "reason": "r"}, DrainBody)
     assert msgspec.convert({"author": "ann", "reason": "é ok"}, DrainBody).author == "ann"
+
+
+def test_the_last_weight_that_is_given_back_leaves_no_pin_of_the_files_kind() -> None:
+    """Else a file with another policy would count for nothing after the next start."""
+    changed = RULES.patched({}, {"policy": {"w_queue": 1}})
+    assert RULES.patched(changed, {"policy": {"w_queue": None}}) == {}
+    assert RULES.patched({}, {"policy": {"w_queue": None}}) == {}
+    assert RULES.patched({}, {"policy": {"kind": "weighted"}}) == {"policy": {"kind": "weighted"}}
+    other = {"policy": {"kind": "expected_ttft", "w_copy": 1}}
+    assert RULES.patched(other, {"policy": {"w_copy": None}}) == {
+        "policy": {"kind": "expected_ttft"}
+    }

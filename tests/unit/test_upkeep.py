@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from types import MappingProxyType, SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from msgspec import structs
 
 from policies.hot import HeatMap, HotSettings
 from router.chooser import Knowledge
+from router.config import StaticReplica
 from router.fleet import FleetTable
 from router.upkeep import Upkeep
 from state.lease import LeaseBook
@@ -24,6 +28,8 @@ from state.placement import Placements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from router.resilience import Resilience
 
 GPU = ReplicaId("gpu-0")
 CHAIN = (BlockId(b"a" * 16), BlockId(b"b" * 16))
@@ -118,3 +124,40 @@ async def test_leases_are_published_when_they_change() -> None:
     assert state.leases_besides(RouterId("other")) == {
         GPU: LeaseTotals(inflight=1, uncached_tokens=100, prefilling=1)
     }
+
+
+async def test_a_sidecar_that_comes_or_goes_is_no_other_life_of_its_replica() -> None:
+    """Only another generation is: else every replica would start slowly with each router."""
+    state, know, _ = rig()
+    seen: list[ReplicaId] = []
+    resilience = SimpleNamespace(availability=SimpleNamespace(restarted=seen.append), tick=int)
+    fleet = FleetTable(know.reader, (StaticReplica(url="http://127.0.0.1:9", name=GPU),))
+    upkeep = Upkeep(know, fleet, 600.0, lambda: 0.0, resilience=cast("Resilience", resilience))
+    upkeep.tick()
+    await state.register(record("first"))
+    upkeep.tick()
+    await state.deregister(GPU, Generation("first"))
+    upkeep.tick()
+    assert seen == []
+    await state.register(record("second"))
+    upkeep.tick()
+    assert seen == [GPU]
+
+
+@pytest.mark.parametrize(
+    ("lives", "restarts"),
+    [(("", ""), [GPU]), (("a", "b"), [GPU]), (("a", ""), [GPU]), (("a", "a"), [])],
+)
+async def test_a_store_that_lost_everything_makes_no_cache_cold(
+    lives: tuple[str, str], restarts: list[ReplicaId]
+) -> None:
+    """Else the last replica to register again gets what the fleet had: all others start slowly."""
+    state, know, _ = rig()
+    seen: list[ReplicaId] = []
+    resilience = SimpleNamespace(availability=SimpleNamespace(restarted=seen.append), tick=int)
+    fleet = FleetTable(know.reader, ())
+    upkeep = Upkeep(know, fleet, 600.0, lambda: 0.0, resilience=cast("Resilience", resilience))
+    for generation, life in zip(("first", "second"), lives, strict=True):
+        await state.register(structs.replace(record(generation), cache_life=life))
+        upkeep.tick()
+    assert seen == restarts
