@@ -87,7 +87,9 @@ def load_authorities(context: ssl.SSLContext, name: str, path: str) -> None:
     try:
         context.load_verify_locations(cafile=path)
     except (OSError, ValueError) as error:
-        message = f"{name}: {path}: no certificates in PEM ({said(error)})"
+        message = f"{name}: {path}: no certificates in PEM"
+        if getattr(error, "reason", None):
+            message += f" ({said(error)})"
         raise TlsFileError(message) from None
 
 
@@ -100,7 +102,10 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str) -> None:
     except TlsFileError:
         raise
     except (OSError, ValueError) as error:
-        message = f"certificate: {certificate} with key {key}: {said(error)}"
+        # The library gives no reason where it finds nothing in PEM: no handshake is under way here.
+        is_told = getattr(error, "reason", None) or not isinstance(error, ssl.SSLError)
+        fault = said(error) if is_told else "expected a certificate and its key in PEM"
+        message = f"certificate: {certificate} with key {key}: {fault}"
         raise TlsFileError(message) from None
 
 

@@ -23,7 +23,15 @@ from router.config import ConfigError
 from router.tls import ListenerContext, TlsWatch, watch_tls
 from router.tls_setting import ListenerTls
 from sidecar.scrape import EngineClient
-from state.tls import ClientContext, ClientTls, TlsFileError, client_context, said, tls_fault
+from state.tls import (
+    ClientContext,
+    ClientTls,
+    TlsFileError,
+    client_context,
+    load_pair,
+    said,
+    tls_fault,
+)
 from support.tls import Authority
 from warmroute.cli import UsageError, build_parser
 from warmroute.serve import merge
@@ -196,3 +204,10 @@ def test_what_went_wrong_is_said_without_numbers_and_paths_of_the_library() -> N
     assert said(ConnectionResetError(104, "reset")) == "Connection reset by peer"
     assert said(TimeoutError()) == "TimeoutError"
     assert tls_fault(OSError(1, "not permitted")) is None
+
+
+def test_a_pair_that_is_no_pem_is_no_broken_handshake(tmp_path: Path) -> None:
+    junk = tmp_path / "junk.pem"
+    junk.write_text("junk")
+    with pytest.raises(TlsFileError, match="expected a certificate and its key in PEM"):
+        load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), str(junk), str(junk))
