@@ -101,7 +101,7 @@ class Overload:
         self._memory_bytes = memory_bytes
         self._tick = tick
         self.limit_bytes = settings.memory_bytes or group_limit_bytes()
-        self.used_bytes: int | None = None
+        self.used_bytes = memory_bytes()
         self.rung = LoadRung.NORMAL
         self.entered: Counter[LoadRung] = Counter()
 

@@ -302,7 +302,8 @@ class RawClient:
 
     def abort(self) -> None:
         """Leave at once."""
-        self.writer.transport.abort()
+        with contextlib.suppress(AttributeError):  # asyncio's, of a connection that is gone
+            self.writer.transport.abort()
 
     async def close(self) -> None:
         """Leave politely."""
