@@ -159,7 +159,8 @@ def read_stream(body: bytes, key: bytes, nonce: str) -> Reading:
     reading = Reading()
     events = body.split(b"\n\n")[:-1]
     for number, raw in enumerate(events):
-        data = raw.removeprefix(b"data: ")
+        # A cut between an event's two line ends leaves one more; a blank line says nothing.
+        data = raw.lstrip(b"\n").removeprefix(b"data: ")
         if data == b"[DONE]":
             reading.says_done = True
             continue

@@ -246,6 +246,9 @@ def test_an_event_that_an_error_cuts_off_is_a_beginning_of_the_right_one() -> No
     error = b'data: {"error":{"code":"truncated"}}\n\n'
     reading = read_stream(stream(0) + stream(1)[:-9] + b"\n\n" + error, KEY, NONCE)
     assert (reading.pieces, reading.error_code, reading.faults) == (1, "truncated", [])
+    for cut in range(1, len(stream(1))):
+        reading = read_stream(stream(0) + stream(1)[:cut] + b"\n\n" + error, KEY, NONCE)
+        assert (reading.error_code, reading.faults) == ("truncated", []), cut
 
 
 def test_a_whole_answer_is_read_and_a_foreign_one_is_a_fault() -> None:
