@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from router.error import ForbiddenError, OverloadedError
-from router.header import header_lines, header_value, response_head
+from router.error import OverloadedError
+from router.header import header_lines, response_head
+from router.origin import refuse_other_sites
 from router.reply import SERVER, own_response
 from router.wire import ClientStream
 
@@ -52,7 +53,6 @@ _HEAD_LINES: Final = header_lines(
         b"Server", SERVER,
     ]
 )  # fmt: skip
-_OWN_SITES: Final = frozenset({b"same-origin", b"none"})
 
 
 class Brief(Struct, frozen=True, kw_only=True):
@@ -171,10 +171,7 @@ class Live:
 
     async def events(self, request: Request) -> ClientStream:
         """Send events until the viewer leaves, is dropped, or the router ends."""
-        site = header_value(request.headers.received, b"sec-fetch-site")
-        if site is not None and site.strip().lower() not in _OWN_SITES:
-            message = "Sec-Fetch-Site: expected same-origin; other pages see nothing here"
-            raise ForbiddenError(message, param="Sec-Fetch-Site")
+        refuse_other_sites(request)
         if self.is_ended or len(self._viewers) >= VIEWERS_MOST:
             message = "the router ends" if self.is_ended else f"{VIEWERS_MOST} viewers are there"
             raise OverloadedError(message)

@@ -21,11 +21,10 @@ from router.error import (
     AuditFailedError,
     ClientError,
     ConflictError,
-    ForbiddenError,
     NotFoundError,
     ReplicaError,
 )
-from router.header import header_value
+from router.origin import refuse_pages
 from router.rank import one_of_each_engine
 from router.reply import json_response
 from router.upstream import fetch
@@ -145,9 +144,7 @@ class ScopeAdmin:
     async def _change(
         self, request: Request, scope: str, action: str, *, is_resetting: bool
     ) -> Response:
-        if header_value(request.headers.received, b"origin") is not None:
-            message = "Origin: expected none; pages of the web change nothing here"
-            raise ForbiddenError(message, param="Origin")
+        refuse_pages(request)
         if not self._parts.epochs.can_renew:
             message = "tenants_state_file: expected a file that keeps epochs beyond a restart"
             raise ConflictError(message, param="tenants_state_file")

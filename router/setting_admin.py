@@ -10,9 +10,8 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import structs
@@ -24,13 +23,13 @@ from router.error import (
     AuditFailedError,
     ClientError,
     ConflictError,
-    ForbiddenError,
     MediaTypeError,
     NotFoundError,
     StateAwayError,
 )
 from router.expected import explained
 from router.header import header_value
+from router.origin import refuse_other_origins
 from router.reply import json_response
 from router.setting_view import (
     DrainBody,
@@ -66,7 +65,6 @@ VERSION_PATH: Final = f"{SETTINGS_PATH}/{{version}}"
 REPLICA_PATH: Final = "/admin/replicas/"
 DRAIN: Final = "drain"
 UNDRAIN: Final = "undrain"
-SAME_SITE: Final = frozenset({"same-origin", "none"})
 TRIES: Final = 4
 """Of a drain, which goes by no version: others may change something else meanwhile."""
 _BODY_BYTES: Final = 2 * MAX_DOCUMENT_BYTES
@@ -281,7 +279,7 @@ class SettingAdmin:
 
     async def _read(self, request: Request, kind: type[_Body]) -> _Body:
         """Return the body of a change; raises ClientError for what a page may have sent."""
-        _check_origin(request)
+        refuse_other_origins(request)
         received = header_value(request.headers.received, b"content-type") or b""
         if received.partition(b";")[0].strip().lower() != b"application/json":
             message = "Content-Type: expected application/json"
@@ -331,34 +329,3 @@ def _conflict(expected: int, found: int) -> ConflictError:
 def _explained(error: msgspec.ValidationError, kind: type) -> str:
     text = explained(error, kind)
     return text.replace("the file:", "body:", 1) if text.startswith("the file:") else text
-
-
-def _check_origin(request: Request) -> None:
-    """Refuse what a page of another origin may have sent; raises ForbiddenError.
-
-    A page's own origin counts only by address: a name may be one that was made to lead here.
-    """
-    received = request.headers.received
-    site = header_value(received, b"sec-fetch-site")
-    if site is not None and site.decode("latin-1").lower() not in SAME_SITE:
-        message = "Sec-Fetch-Site: expected same-origin; other pages change nothing here"
-        raise ForbiddenError(message, param="Sec-Fetch-Site")
-    origin = header_value(received, b"origin")
-    if origin is None:
-        return
-    host = (header_value(received, b"host") or b"").decode("latin-1").lower()
-    told = origin.decode("latin-1").lower()
-    if told not in {f"http://{host}", f"https://{host}"} or not _is_address(host):
-        message = "Origin: expected this listener by its address, as http://127.0.0.1:8081"
-        raise ForbiddenError(message, param="Origin")
-
-
-def _is_address(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        if name == "localhost":
-            return True
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
