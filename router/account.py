@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from router.quota import Slot
     from router.rate import RateSlot
     from router.relay import Relayed
+    from router.retry import RetryReason
     from router.retry_budget import Claim
     from router.span import RequestSpans
     from router.tenant import Tenant
@@ -51,6 +52,8 @@ class Call:
     """One for each attempt."""
     retry: Claim | None = None
     """Its part of the budget of second tries, while it waits for the answer of one."""
+    retry_reason: RetryReason | None = None
+    """Why another try was granted that has not gone out yet."""
     was_sent: bool = False
     """A replica had it, and it went to another one."""
     is_repeatable: bool = True

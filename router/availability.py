@@ -69,7 +69,6 @@ class _Reachable:
     """The pulse of a panic: whoever answers at all is up."""
 
     def __init__(self, health: Health) -> None:
-        self._health = health
         self.is_up = health.is_answering
         self.served_models = health.served_models
 

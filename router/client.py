@@ -60,6 +60,7 @@ class ClientConnection(asyncio.Protocol):
         "_since_s",
         "_task",
         "_timer",
+        "is_trusted",
         "is_writing_paused",
         "on_writable",
         "peer",
@@ -87,6 +88,8 @@ class ClientConnection(asyncio.Protocol):
         self.is_writing_paused = False
         self.on_writable: Callable[[], None] | None = None
         self.peer: str | None = None
+        self.is_trusted = False
+        """Whether the client is a proxy that may say who is before it."""
 
     # What the event loop calls.
 
@@ -98,6 +101,7 @@ class ClientConnection(asyncio.Protocol):
         if self._has_tls:
             self.transport.set_write_buffer_limits(TLS_UNSENT_BYTES)
         self.peer = peer_address(transport.get_extra_info("peername"))
+        self.is_trusted = self._server.peers.is_trusted(self.peer)
         self._timer = self._loop.call_later(self._tick_s(), self._on_timer)
         self._server.opened(self)
 
@@ -157,11 +161,6 @@ class ClientConnection(asyncio.Protocol):
         callback, self.on_writable = self.on_writable, None
         if callback is not None:
             callback()
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether the client is a proxy that may say who is before it."""
-        return self._server.peers.is_trusted(self.peer)
 
     # Answering.
 

@@ -45,11 +45,13 @@ class ReplicaLimits:
         self._maximum = maximum
         self._inflight = inflight
         self._limits: dict[ReplicaId, LearnedLimit] = {}
+        self._first = self._new().requests
+        """What a replica begins with."""
 
     def limit(self, replica: ReplicaId) -> int:
         """Return how many requests ``replica`` may have in flight."""
         learned = self._limits.get(replica)
-        return self._new().requests if learned is None else learned.requests
+        return self._first if learned is None else learned.requests
 
     def ratios(self) -> Mapping[ReplicaId, float]:
         """Return how slow first tokens were of late, against an idle replica's, where known."""

@@ -29,7 +29,7 @@ from router.endpoint import Endpoint
 from router.expected import explained
 from router.kv_source import KvTransferSettings
 from router.quarantine import QuarantineSettings
-from router.recording import RecordingSettings
+from router.recording import RecordingSettings, recording_fault
 from router.registration_setting import RegistrationSettings, registration_fault
 from router.retry_setting import RetrySettings
 from router.shadow_policy import ShadowSettings, shadow_fault
@@ -353,6 +353,7 @@ def check_config(config: Config) -> None:
 def _check_parts(config: Config) -> None:
     for key, fault in (
         ("registration", registration_fault(config.registration)),
+        ("recording", recording_fault(config.recording)),
         ("shadow", shadow_fault(config.shadow, config.policy)),
     ):
         if fault is not None:

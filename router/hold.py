@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
-from policies.hold import NORMAL, SCANNED, Blocked, HoldEnd, HoldQueue
+from policies.hold import NORMAL, Blocked, HoldEnd, HoldQueue
 from policies.prefill import PrefillCost
 from router.shed import DrainingError, InflightCapError, QueueFullError, QueueTimeoutError
 from state.lease import Outcome
@@ -235,7 +235,7 @@ class Hold:
     def _look(self) -> None:
         self._timer = None
         now_s = self._clock()
-        self._queue.wake(now_s, self._peek, self._send, max(SCANNED, len(self._queue)))
+        self._queue.wake(now_s, self._peek, self._send, len(self._queue))
         ended_s = self._clock()
         self._rest_until_s = ended_s + max(REST_S, REST_SHARE * (ended_s - now_s))
         if self._queue:

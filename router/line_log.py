@@ -181,9 +181,9 @@ class LineLog:
             return False
         try:
             self._sink.write(lines)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - else the thread, and with it the log, would end
             if self._retry_at_s is None:
-                told = error.strerror or error
+                told = getattr(error, "strerror", None) or error
                 _log.warning(
                     "%s: cannot write %s: %s; it is dropped", self._name, self._place, told
                 )

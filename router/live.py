@@ -186,8 +186,8 @@ class Live:
             keep_alive=False,
         )
         viewer = _Viewer(stream, asyncio.get_running_loop().create_future())
-        self._begin(viewer, head)
         try:
+            self._begin(viewer, head)
             await viewer.is_over
         finally:
             self._leave(viewer)

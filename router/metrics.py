@@ -76,8 +76,12 @@ class Gauges(Collector):
         """Yield every gauge with its current value."""
         per_replica: tuple[tuple[str, str, Mapping[ReplicaId, float]], ...] = (
             ("inflight_requests", "Open leases of this router.", dict(self.inflight())),
-            ("replica_up", "1 when the replica may be chosen.", dict(self.up())),
-            ("resident_blocks", "Prefix blocks known to be held.", dict(self.resident_blocks())),
+            ("replica_up", "1 while health checks have it up.", dict(self.up())),
+            (
+                "resident_blocks",
+                "Prefix blocks known, or guessed, to be held.",
+                dict(self.resident_blocks()),
+            ),
         )
         for name, text, values in per_replica:
             family = GaugeMetricFamily(f"warmroute_{name}", text, labels=["replica"])

@@ -10,7 +10,7 @@ import secrets
 import signal
 import sys
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -135,7 +135,14 @@ async def serve(
 def _enter_logs(
     stack: AsyncExitStack, config: Config
 ) -> tuple[DecisionLog | None, AccessLog | None]:
-    """Open the logs that are configured; the stack closes them."""
+    """Open the logs that are configured; the stack closes them. Raises ConfigError."""
+    for key, path in (
+        ("decisions.path", config.decisions.path),
+        ("access_log.path", config.access_log.path),
+    ):
+        if path is not None and _is_directory(path):
+            message = f"{key}: expected a file, {path} is a directory"
+            raise ConfigError(message)
     decisions = open_decision_log(
         config.decisions,
         config.policy,
@@ -149,6 +156,12 @@ def _enter_logs(
     if access is not None:
         stack.push_async_callback(access.lines.close)
     return decisions, access
+
+
+def _is_directory(path: str) -> bool:
+    with suppress(OSError):  # the log itself tells of what cannot be reached
+        return Path(path).is_dir()
+    return False
 
 
 def _enter_tracing(stack: AsyncExitStack, config: Config) -> Tracing | None:

@@ -213,7 +213,7 @@ class Proxy:
     ) -> ClientStream | None:
         """Return the answer of one attempt; None where another one is granted."""
         recovery = self._parts.recovery
-        if call.is_suspect:
+        if call.attempts:
             recovery.began(call, choice.member.replica)
         try:
             answer = await self._attempts.run(request, body, call, choice)

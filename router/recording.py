@@ -41,19 +41,27 @@ CHUNK_BYTES: Final = 512 * 1024
 CHUNKS_LEAST: Final = 8
 """Of a small recording: what goes at once is an eighth of it at most."""
 MAX_RECORD_BYTES: Final = 512 * 1024
+LEAST_BYTES: Final = 1 << 20
 TICK_S: Final = 1.0
 LEVEL: Final = 3
 _DIGITS: Final = 12
 
 
 class RecordingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much memory the recording of the last requests may take; 0: there is none."""
+    """How much memory the recording of the last requests may take, 1 MiB at least; 0: none."""
 
     max_bytes: Annotated[int, Meta(ge=0, le=1 << 32)] = 16 << 20
 
 
-class Recorded(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request that was sent to a replica. Unknown is None.
+def recording_fault(settings: RecordingSettings) -> str | None:
+    """Return what is wrong with the settings, beginning with the key; else None."""
+    if 0 < settings.max_bytes < LEAST_BYTES:
+        return f"max_bytes: expected 0 or at least {LEAST_BYTES}"
+    return None
+
+
+class Recorded(Struct, frozen=True, omit_defaults=True):
+    """One request that was sent to a replica, made by place. Unknown is None.
 
     ``block_tokens`` are those of one id in a chain. ``reason`` and ``replica`` are of the last of
     ``attempts``; ``cached_tokens`` and ``output_tokens`` as the engine counted them.
@@ -215,24 +223,24 @@ def recorded(record: DecisionRecord, choice: Choice, routed: Routed) -> Recorded
     block_tokens, prompts = logged_prompts(choice, routed) or (None, ())
     decision = choice.decision
     return Recorded(
-        arrived_unix_s=record.started_unix_s,
-        prompt_tokens=record.prompt_tokens or record.reported_prompt_tokens or 0,
-        replica=decision.replica,
-        reason=decision.reason.value,
-        predicted_cached_tokens=decision.predicted_cached_tokens,
-        status=record.status,
-        outcome=record.outcome,
-        duration_s=record.duration_s,
-        ttft_s=record.ttft_s,
-        held_s=record.held_s,
-        cached_tokens=record.reported_cached_tokens,
-        output_tokens=record.reported_output_tokens,
-        attempts=len(record.attempts),
-        model=record.model,
-        tenant=record.tenant,
-        settings_version=record.settings_version,
-        block_tokens=block_tokens,
-        prompts=prompts,
+        record.started_unix_s,
+        record.prompt_tokens or record.reported_prompt_tokens or 0,
+        decision.replica,
+        decision.reason,  # a string itself
+        decision.predicted_cached_tokens,
+        record.status,
+        record.outcome,
+        record.duration_s,
+        record.ttft_s,
+        record.held_s,
+        record.reported_cached_tokens,
+        record.reported_output_tokens,
+        len(record.attempts),
+        record.model,
+        record.tenant,
+        record.settings_version,
+        block_tokens,
+        prompts,
     )
 
 

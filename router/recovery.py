@@ -175,7 +175,7 @@ class Recovery:
             self.denied.add(1.0, (denial.value,))
             raise error
         call.was_sent = call.was_sent or reason is not RetryReason.UNREACHABLE
-        self.retries.add(1.0, (reason.value,))
+        call.retry_reason = reason
         if reason in LOST:
             tried.update(mates(parts.fleet.members().values(), member))
         else:
@@ -196,9 +196,13 @@ class Recovery:
             tried.update(busy)
 
     def began(self, call: Call, replica: ReplicaId) -> None:
-        """Note where a suspect goes."""
-        call.suspect_on = replica
-        self._suspects[replica] += 1
+        """Count another try as it goes out, and note where a suspect goes."""
+        if call.retry_reason is not None:
+            self.retries.add(1.0, (call.retry_reason.value,))
+            call.retry_reason = None
+        if call.is_suspect:
+            call.suspect_on = replica
+            self._suspects[replica] += 1
 
     def ended(self, call: Call) -> None:
         """Give back what a second try took."""

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from prompt.lane import LARGE_BODY_BYTES
+from prompt.reader import RESPONSE_PATH
 from router.error import (
     ReplicaBusyError,
     ReplicaClosedError,
@@ -25,9 +26,6 @@ from router.server import LOAD_PATHS, PREFIX_PATHS
 
 if TYPE_CHECKING:
     from router.retry_setting import AfterSend
-
-RESPONSES: Final = "/v1/responses"
-
 
 MAX_ATTEMPTS: Final = 3
 """Of one request, connections that were never made included."""
@@ -115,7 +113,7 @@ def is_repeatable(path: str, body: bytes, choices: int) -> bool:
     """
     if choices > 1 or path not in _KNOWN_PATHS:
         return False
-    if path != RESPONSES:
+    if path != RESPONSE_PATH:
         return True
     if len(body) > LARGE_BODY_BYTES:  # reading it takes too long to ask this only
         return False

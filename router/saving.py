@@ -103,7 +103,7 @@ class Savings(Collector):
         """Yield what replicas hold; no bytes where the size of a token is not configured."""
         tokens = GaugeMetricFamily(
             "warmroute_resident_tokens",
-            "Tokens of prefix blocks known to be held.",
+            "Tokens of prefix blocks known, or guessed, to be held.",
             labels=["replica"],
         )
         size = GaugeMetricFamily(

@@ -40,7 +40,7 @@ from router.setting_view import (
     SettingsView,
     VersionView,
 )
-from router.settings import DRAINS
+from router.settings import DRAINS, drained
 from state.setting_book import MAX_DOCUMENT_BYTES, VersionConflictError
 from state.store import StateError
 
@@ -63,6 +63,7 @@ HISTORY_PATH: Final = f"{SETTINGS_PATH}/history"
 ROLLBACK_PATH: Final = f"{SETTINGS_PATH}/rollback"
 VERSION_PATH: Final = f"{SETTINGS_PATH}/{{version}}"
 REPLICA_PATH: Final = "/admin/replicas/"
+SET: Final = "set"
 DRAIN: Final = "drain"
 UNDRAIN: Final = "undrain"
 TRIES: Final = 4
@@ -142,7 +143,7 @@ class SettingAdmin:
         body = await self._read(request, SetBody)
         await self._look()
         settings = self._parts.rules.patched(self._document(), body.patch)
-        return await self._whole(self._changed("set", settings, body, body.expected_version))
+        return await self._whole(self._changed(SET, settings, body, body.expected_version))
 
     async def rollback(self, request: Request) -> Response:
         """Put in force what an earlier version had, as a new version."""
@@ -219,9 +220,11 @@ class SettingAdmin:
             message = f"the store has settings that are refused ({book.fault}); roll back first"
             raise ConflictError(message)
         try:
-            parts.rules.in_force(settings)
+            live = parts.rules.in_force(settings)
         except ConfigError as error:
             raise ClientError(str(error), param=str(error).partition(":")[0]) from None
+        if action == SET:
+            self._check_drains(live)
         changes = parts.rules.difference(self._document(), settings)
         is_trial = getattr(body, "dry_run", False)
         version, previous = book.version, book.version
@@ -231,6 +234,14 @@ class SettingAdmin:
         return json_response(
             SettingsChange(version=version, previous=previous, dry_run=is_trial, changes=changes)
         )
+
+    def _check_drains(self, live: LiveSettings) -> None:
+        """Refuse names that nobody has; those of replicas that left may stay."""
+        parts = self._parts
+        for replica in sorted(drained(live) - drained(parts.live())):
+            if replica not in parts.fleet.members():
+                message = f"drains: expected replicas of GET /admin/replicas, got {replica!r}"
+                raise ClientError(message, param=DRAINS)
 
     async def _write(
         self,

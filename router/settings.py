@@ -7,6 +7,7 @@ is taken whole from the document. What only a start can change is refused by nam
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -131,14 +132,22 @@ class SettingRules:
 
     def difference(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
         """Return what changes in force when one document follows another."""
-        was = dict(leaves(over(self.base, before)))
-        now = dict(leaves(over(self.base, after)))
+        was = dict(leaves(self._whole(before)))
+        now = dict(leaves(self._whole(after)))
         keys = sorted(was.keys() | now.keys())
         return [
             Change(key=key, before=was.get(key), after=now.get(key))
             for key in keys
             if key not in was or key not in now or was[key] != now[key]
         ]
+
+    def _whole(self, settings: Mapping[str, Any]) -> Values:
+        """Return all values, those that a policy of another kind leaves out among them."""
+        values = over(self.base, settings)
+        with suppress(msgspec.ValidationError):  # of a document that is refused, as it stands
+            policy: AnyPolicy = msgspec.convert(values["policy"], AnyPolicy)
+            values["policy"] = msgspec.to_builtins(policy)
+        return values
 
 
 def drained(live: LiveSettings) -> frozenset[ReplicaId]:

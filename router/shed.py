@@ -116,7 +116,6 @@ class Sheds:
         )
         self.counts = Counts(self._sheds)
 
-    def note(self, error: ShedError, priority: Priority) -> ShedError:
-        """Count ``error`` and return it, to be raised."""
+    def note(self, error: ShedError, priority: Priority) -> None:
+        """Count a request that was refused with ``error``."""
         self._sheds.add(1, (error.reason.value, priority.value))
-        return error

@@ -92,8 +92,10 @@ class ListenerContext:
         self.current = context
 
 
-def expiry_of(path: str) -> float | None:
+def expiry_of(path: str | None) -> float | None:
     """Return when the certificate in the file at ``path`` ends; None where that is not known."""
+    if path is None:
+        return None
     try:
         return expiry_unix_s(Path(path).read_text("utf-8", errors="replace"))
     except OSError:
@@ -130,7 +132,9 @@ class TlsWatch(Collector):
         look_s: float = LOOK_S,
     ) -> None:
         self._listeners = listeners
+        self._upstream = upstream
         self._client_certificate = client_certificate
+        self._client_expiry_unix_s = expiry_of(client_certificate)
         self._look_s = look_s
         watched: list[tuple[str, Reloadable]] = [(each.name, each) for each in listeners]
         if upstream.paths:
@@ -177,6 +181,10 @@ class TlsWatch(Collector):
                 self._count(name, "failed")
                 _log.error("%s.%s: the certificate from before stays in use", name, error)
             else:
+                if each is self._upstream:
+                    self._client_expiry_unix_s = await asyncio.to_thread(
+                        expiry_of, self._client_certificate
+                    )
                 self._count(name, "done")
                 _log.info("%s: read again", name)
 
@@ -194,7 +202,7 @@ class TlsWatch(Collector):
             loads.add_metric([name, outcome], float(count))
         yield loads
         failures = CounterMetricFamily(
-            "warmroute_tls_handshake_failures", "Clients without TLS.", labels=["listener"]
+            "warmroute_tls_handshake_failures", "Handshakes that failed.", labels=["listener"]
         )
         for each in self._listeners:
             failures.add_metric([_listener(each.name)], float(each.failed_handshakes))
@@ -209,10 +217,10 @@ class TlsWatch(Collector):
             if each.expiry_unix_s is not None:
                 own.add_metric([_listener(each.name)], each.expiry_unix_s)
         yield own
-        shown = expiry_of(self._client_certificate) if self._client_certificate else None
-        if shown is not None:
+        shown_unix_s = self._client_expiry_unix_s
+        if shown_unix_s is not None:
             name = "warmroute_tls_client_certificate_expiry_seconds"
-            yield GaugeMetricFamily(name, "The same of that for replicas.", value=shown)
+            yield GaugeMetricFamily(name, "The same of that for replicas.", value=shown_unix_s)
 
 
 def _listener(key: str) -> str:

@@ -7,7 +7,6 @@ connection on.
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -29,8 +28,6 @@ ACCEPT_PAUSE_S: Final = 0.5
 SETTLE_TURNS: Final = 4
 """A handshake that is done counts twice until its task has ended, some turns of the loop later."""
 
-_log = logging.getLogger(__name__)
-
 
 class TlsAcceptor:
     """Takes connections from a listening socket, which stays its owner's, until it is closed."""
@@ -47,11 +44,6 @@ class TlsAcceptor:
         self._peers = Peers(limits.connections_per_address, limits.trusted_proxies)
         """Of those that are no TLS yet: the server counts the others."""
         self._accepting = self._loop.create_task(self._run(), name=f"accept {context.name}")
-
-    @property
-    def open_handshakes(self) -> int:
-        """Connections that are no TLS yet."""
-        return len(self._handshakes)
 
     def stop(self) -> None:
         """Accept no more; handshakes that began go on."""
@@ -71,7 +63,8 @@ class TlsAcceptor:
             except ConnectionError:  # it left before it was accepted
                 continue
             except OSError as error:
-                _log.error("%s: cannot accept: %s", self._context.name, error.strerror or error)
+                message = f"{self._context.name}: cannot accept"
+                self._loop.call_exception_handler({"message": message, "exception": error})
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             peer = peer_address(name)

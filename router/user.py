@@ -12,9 +12,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from prompt.reader import MESSAGE_PATH
 from router.error import ClientError
 
-MESSAGES: Final = "/v1/messages"
 USER_CHARACTERS: Final = 256
 _User = Annotated[str, Meta(max_length=USER_CHARACTERS)]
 
@@ -40,7 +40,7 @@ def user_of(path: str, body: bytes) -> str | None:
 
     Raises ClientError for one that is no text or too long, and for what is no JSON object.
     """
-    is_message = path == MESSAGES
+    is_message = path == MESSAGE_PATH
     field = "metadata.user_id" if is_message else "user"
     try:
         if is_message:

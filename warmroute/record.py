@@ -94,7 +94,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", required=True, metavar="FILE", help="where the trace goes")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--minutes", type=count, metavar="N", help="what arrived since then")
+    which.add_argument(
+        "--minutes", type=count, metavar="N", help="what arrived in the last N minutes"
+    )
     which.add_argument(
         "--last",
         type=count,

@@ -34,10 +34,10 @@ export async function show(title, content) {
 }
 
 /** Return what a path of the operators' listener answers; throws with its own words. */
-export async function ask(path) {
+export async function ask(path, request = {}) {
   let answer;
   try {
-    answer = await fetch(path, { cache: "no-store" });
+    answer = await fetch(path, { cache: "no-store", ...request });
   } catch {
     throw new Error("The router does not answer.");
   }

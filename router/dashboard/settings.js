@@ -68,16 +68,8 @@ function leaves(values, prefix = "") {
   );
 }
 
-async function post(path, body) {
-  let answer;
-  try {
-    answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-  } catch {
-    throw new Error("The router does not answer.");
-  }
-  const said = await answer.json().catch(() => null);
-  if (!answer.ok) throw new Error(said?.error?.message ?? `The router answered ${answer.status}.`);
-  return said;
+function post(path, body) {
+  return ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
 }
 
 // A change: tried first, and made only as it was tried.
@@ -136,9 +128,9 @@ APPLY.addEventListener("click", async () => {
 function askBack(version) {
   show(`Roll back to version ${version}`, async () => {
     const author = FORM.elements.author.value || "page";
-    const trial = { version, author, reason: "a trial", dry_run: true };
-    const { changes: rows } = await post(`${PATH}/rollback`, trial);
     const { stored_version: expected } = await ask(PATH);
+    const trial = { version, author, reason: "a trial", expected_version: expected, dry_run: true };
+    const { changes: rows } = await post(`${PATH}/rollback`, trial);
     const reason = el("input", { name: "reason", required: true, maxlength: 500, autocomplete: "off" });
     const who = el("input", { name: "author", required: true, maxlength: 128, value: FORM.elements.author.value, autocomplete: "off" });
     const said = el("p", { role: "status" });

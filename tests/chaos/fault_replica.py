@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from chaos.rig import Rig
 
 FROZEN_S: Final = 5.0
+TOLD_PATIENCE_S: Final = 3.0
+"""Less than the time after which a router gives a silent stream up anyway."""
 LONG: Final = 60
 PREDICTED_SLACK_TOKENS: Final = 64
 
@@ -61,7 +63,7 @@ async def killed(rig: Rig, _: random.Random) -> list[Finding]:
     await asyncio.sleep(0.5)
     findings = [
         only_begun_fail(rig, from_s),
-        within("the last cut stream is told of it", max(late, default=0.0), 0.1),
+        within("the last cut stream is told of it", max(late, default=0.0), 0.1, TOLD_PATIENCE_S),
         within(f"no router offers {victim.name} any more", took_s, 1.0),
     ]
     await victim.start()

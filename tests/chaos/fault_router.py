@@ -159,7 +159,9 @@ async def restarted(rig: Rig, _: random.Random) -> list[Finding]:
     stop.set()
     await asyncio.gather(*going)
     return [
-        Finding("no request is lost to a client with two routers", not failed, f"0 of {asked}"),
+        Finding(
+            "no request is lost to a client with two routers", not failed, f"{failed} of {asked}"
+        ),
         Finding("exit 0", statuses == [0, 0], str(statuses)),
     ]
 

@@ -234,7 +234,7 @@ async def hot(rig: Rig, _: random.Random) -> list[Finding]:
         no_errors(rig, began_s),
         Finding(
             f"at least {HIT_SHARE:.0%} of the hits of pure affinity",
-            hits >= HIT_SHARE * best,
+            hits >= HIT_SHARE * best > 0,
             f"{hits / best:.1%}" if best else "nothing to hit",
         ),
         Finding(

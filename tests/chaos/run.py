@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,8 +28,9 @@ from chaos.fault_traffic import TRAFFIC_FAULTS
 from chaos.rig import Plan, Rig
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from chaos.evidence import Evidence
     from chaos.fault import Fault
 
 FAULTS: Final = (*REPLICA_FAULTS, *TRAFFIC_FAULTS, *STATE_FAULTS, *ROUTER_FAULTS)
@@ -64,9 +67,21 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """Whether every expectation was met and every invariant held."""
+        """Whether faults struck, every expectation was met and every invariant held."""
         met = all(one.is_met for step in self.steps for one in step.findings)
-        return met and not any(self.broken.values())
+        return bool(self.steps) and met and not any(self.broken.values())
+
+    def sum_up(self, evidence: Evidence) -> None:
+        """Count what was asked and how it ended."""
+        self.requests = len(evidence.clients)
+        ends = Counter(f"{line.end} {line.status or ''}".strip() for line in evidence.clients)
+        self.ends = dict(ends)
+        self.attempts = sum(line["event"] == "begin" for line in evidence.replicas)
+        self.live_ms = max((sample.live_ms for sample in evidence.samples), default=0.0)
+        self.rss_mib = {
+            rest.router: (rest.rss_before / 2**20, rest.rss_bytes / 2**20)
+            for rest in evidence.rests
+        }
 
     def markdown(self) -> str:
         """Return the report as a page."""
@@ -133,38 +148,46 @@ async def strike_all(
             return
 
 
-async def run(
-    directory: Path, plan: Plan, faults: Sequence[Fault], until_s: float | None
-) -> Report:
-    """Build the rig, strike, judge."""
+async def drive(
+    directory: Path,
+    plan: Plan,
+    strike: Callable[[Rig, Report], Awaitable[None]],
+    warm_s: float = WARM_S,
+) -> tuple[Report, Evidence]:
+    """Build the rig, let clients ask for ``warm_s``, strike, judge."""
     report = Report(plan.seed)
-    began_s = time.monotonic()
     async with Rig(directory, plan) as rig:
         stop = asyncio.Event()
         watching = asyncio.create_task(rig.watch.run())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(rig.crowd.run(tasks, stop))
-            await asyncio.sleep(WARM_S)
+            await asyncio.sleep(warm_s)
             await rig.watch.warm()
+            began_s = time.monotonic()
             try:
-                await strike_all(rig, faults, report, until_s)
+                await strike(rig, report)
             finally:
                 stop.set()
+            report.took_s = time.monotonic() - began_s
         watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):  # one that broke raises what broke it
+            await watching
         await rig.watch.rest()
         evidence = rig.evidence()
     report.broken = check(evidence)
-    report.requests = len(evidence.clients)
-    for line in evidence.clients:
-        key = f"{line.end} {line.status or ''}".strip()
-        report.ends[key] = report.ends.get(key, 0) + 1
-    report.attempts = sum(line["event"] == "begin" for line in evidence.replicas)
-    report.live_ms = max((sample.live_ms for sample in evidence.samples), default=0.0)
-    report.rss_mib = {
-        rest.router: (rest.rss_before / 2**20, rest.rss_bytes / 2**20) for rest in evidence.rests
-    }
-    report.took_s = time.monotonic() - began_s
+    report.sum_up(evidence)
+    return report, evidence
+
+
+async def run(
+    directory: Path, plan: Plan, faults: Sequence[Fault], until_s: float | None
+) -> Report:
+    """Strike with each of the faults."""
+
+    async def strike(rig: Rig, report: Report) -> None:
+        await strike_all(rig, faults, report, until_s)
+
+    report, _ = await drive(directory, plan, strike)
     return report
 
 

@@ -15,15 +15,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from chaos.checker import check
-from chaos.rig import Plan, Rig
-from chaos.run import FAULTS, Report, strike_all, tell
+from chaos.rig import Plan
+from chaos.run import FAULTS, drive, strike_all, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chaos.evidence import Evidence, Sample
     from chaos.fault import Fault
+    from chaos.rig import Rig
+    from chaos.run import Report
 
 PERIOD_S: Final = 20.0
 WARM_S: Final = 20.0
@@ -58,31 +59,13 @@ def slope_bytes(samples: Sequence[Sample]) -> float | None:
 
 async def soak(directory: Path, seed: int, minutes: float, rate_hz: float) -> Report:
     """Run, and tell at the end what grew."""
-    report = Report(seed)
     kept = {"decisions_kept": 1_000}  # full before the run is warm
-    async with Rig(directory, Plan(seed=seed, rate_hz=rate_hz, config=kept)) as rig:
-        stop = asyncio.Event()
-        watching = asyncio.create_task(rig.watch.run())
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(rig.crowd.run(tasks, stop))
-            await asyncio.sleep(WARM_S)
-            await rig.watch.warm()
-            began_s = time.monotonic()
-            try:
-                await _strike_for(rig, report, began_s + 60 * minutes)
-            finally:
-                stop.set()
-            report.took_s = time.monotonic() - began_s
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-        await rig.watch.rest()
-        evidence = rig.evidence()
-    report.broken = check(evidence)
-    report.requests = len(evidence.clients)
-    for line in evidence.clients:
-        key = f"{line.end} {line.status or ''}".strip()
-        report.ends[key] = report.ends.get(key, 0) + 1
-    report.attempts = sum(line["event"] == "begin" for line in evidence.replicas)
+    plan = Plan(seed=seed, rate_hz=rate_hz, config=kept)
+
+    async def strike(rig: Rig, report: Report) -> None:
+        await _strike_for(rig, report, time.monotonic() + 60 * minutes)
+
+    report, evidence = await drive(directory, plan, strike, WARM_S)
     _tell_growth(evidence, report)
     return report
 

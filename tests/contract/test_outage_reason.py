@@ -9,22 +9,13 @@ from typing import TYPE_CHECKING
 
 from state.mirror import Mirror
 from state.model import RouterId, Rung
-from state.timing import MirrorTiming
+from support.state_backend import SOON_STALE
 from support.valkey import eventually
 
 if TYPE_CHECKING:
     import pytest
 
     from support.valkey import ValkeyProcess
-
-_TIMING = MirrorTiming(
-    registry_interval_s=0.02,
-    block_s=0.02,
-    stale_after_s=0.3,
-    live_after_s=0.2,
-    backoff_base_s=0.02,
-    backoff_cap_s=0.1,
-)
 
 
 async def test_an_outage_is_not_explained_by_the_one_before(
@@ -33,7 +24,9 @@ async def test_an_outage_is_not_explained_by_the_one_before(
     """First the server is killed, then it freezes: no command has failed when the view is stale."""
     caplog.set_level(logging.WARNING, logger="state.mirror")
     settings = own_server.settings
-    mirror = Mirror(settings, RouterId("r1"), clock=time.monotonic, rng=Random(3), timing=_TIMING)
+    mirror = Mirror(
+        settings, RouterId("r1"), clock=time.monotonic, rng=Random(3), timing=SOON_STALE
+    )
 
     async with mirror:
         await eventually(lambda: mirror.freshness()[0] is Rung.LIVE)

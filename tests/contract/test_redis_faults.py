@@ -12,10 +12,10 @@ import time
 from random import Random
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from sidecar.announce import Announcer
-from sidecar.event import StoredPages
 from sidecar.fold import PageFolder
 from state.client import command_client, run_command
 from state.mirror import Mirror
@@ -23,18 +23,17 @@ from state.model import (
     Fence,
     Generation,
     LeaseTotals,
-    ModelIdentity,
     ReplicaLoad,
     ReplicaRecord,
     RouterId,
     Rung,
 )
-from state.prefix import chain_of, chain_root, pack_tokens
 from state.redis_writer import RedisWriter
 from state.residency import MIN_BYTES
 from state.schema import ReplicaKeys
 from state.store import StateError
 from state.timing import MirrorTiming, StoreTiming
+from support.announced import BASE, IDENTITY, chain, page
 from support.fleet_state import A, batch, blocks, record
 from support.slow_link import SlowLink
 from support.state_backend import FAST_ROUNDS
@@ -118,21 +117,11 @@ async def test_a_flapping_server_makes_a_line_per_transition_and_few_of_them(
     assert not any(entry.exc_info for entry in caplog.records)
 
 
-def _page(handle: int) -> StoredPages:
-    return StoredPages(
-        handles=(handle,),
-        parent=handle - 1 or None,
-        packed_tokens=pack_tokens([handle]),
-        page_tokens=1,
-    )
-
-
 async def test_after_a_flush_under_load_the_sidecar_announces_once_and_all_is_warm_again(
     valkey: ValkeyProcess, redis_backend: RedisBackend
 ) -> None:
     """R-06: within two heartbeats, by one registration and one snapshot per router."""
-    identity = ModelIdentity(model="m", block_tokens=1)
-    folder = PageFolder(identity, 1)
+    folder = PageFolder(IDENTITY, 1)
     registered: list[ReplicaRecord] = []
     subject = Announcer(
         redis_backend.writer,
@@ -141,32 +130,22 @@ async def test_after_a_flush_under_load_the_sidecar_announces_once_and_all_is_wa
         heartbeat_interval_s=0.2,
         on_registered=registered.append,
     )
-    base = ReplicaRecord(
-        replica=A,
-        endpoint="http://127.0.0.1:8000",
-        generation=Generation(""),
-        identity=identity,
-        page_tokens=1,
-        sidecar="s1",
-    )
-    subject.renew(base, folder)
-    subject.add(folder.apply([_page(handle) for handle in range(1, 201)]))
-    chain = chain_of(chain_root(identity, 0), pack_tokens(range(1, 201)), 1, 0)
+    subject.renew(BASE, folder)
+    subject.add(folder.apply([page(handle) for handle in range(1, 201)]))
+    pages = chain(200)
     mirror, other = await redis_backend.mirror("r1"), await redis_backend.mirror("r2")
     running = asyncio.create_task(subject.run())
 
     def warmth(one: Mirror) -> int:
-        overlap = one.overlap(chain).get(A)
+        overlap = one.overlap(pages).get(A)
         return overlap.gpu_blocks if overlap else 0
 
     async def load() -> None:
         handle = 1000
         while True:
             handle += 1
-            page = StoredPages(
-                handles=(handle,), parent=None, packed_tokens=pack_tokens([handle]), page_tokens=1
-            )
-            subject.add(folder.apply([page]))
+            first = msgspec.structs.replace(page(handle), parent=None)
+            subject.add(folder.apply([first]))
             await asyncio.sleep(0.005)
 
     loading = asyncio.create_task(load())

@@ -7,6 +7,7 @@ import logging
 import time
 from random import Random
 
+import msgspec
 import pytest
 
 from state.client import command_client
@@ -14,22 +15,12 @@ from state.mirror import Mirror
 from state.model import LeaseTotals, RouterId, Rung
 from state.redis_writer import RedisWriter
 from state.store import StateError
-from state.timing import MirrorTiming, StoreTiming
+from state.timing import StoreTiming
 from support.fleet_state import A, batch, blocks, record
+from support.state_backend import SOON_STALE
 from support.valkey import ValkeyProcess, eventually
 
-_TIMING = MirrorTiming(
-    registry_interval_s=0.02,
-    lease_interval_s=0.02,
-    lease_alone_s=0.02,
-    lease_heartbeat_s=0.1,
-    block_s=0.02,
-    stale_after_s=0.3,
-    live_after_s=0.2,
-    grace_s=0.3,
-    backoff_base_s=0.02,
-    backoff_cap_s=0.1,
-)
+_TIMING = msgspec.structs.replace(SOON_STALE, grace_s=0.3)
 _STORE_TIMING = StoreTiming(record_ttl_s=0.5)
 _REFUSALS = {
     "OutOfMemory": (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0")),

@@ -14,16 +14,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from sidecar.announce import Announcer
-from sidecar.event import StoredPages
 from sidecar.fold import PageFolder
 from state.client import RedisSettings, command_client, run_command
 from state.mirror import Mirror
-from state.model import Generation, ModelIdentity, ReplicaRecord, RouterId, Rung
-from state.prefix import chain_of, chain_root, pack_tokens
+from state.model import ReplicaRecord, RouterId, Rung
 from state.redis_writer import RedisWriter
 from state.sentinel import SentinelClient
 from state.store import StateError
 from state.timing import MirrorTiming
+from support.announced import BASE, IDENTITY, chain, page
 from support.fleet_state import A, batch, blocks, record
 from support.state_backend import LASTING
 from support.valkey import eventually
@@ -41,15 +40,6 @@ _TIMING = MirrorTiming(
     backoff_base_s=0.05,
     backoff_cap_s=0.3,
 )
-_IDENTITY = ModelIdentity(model="m", block_tokens=1)
-_BASE = ReplicaRecord(
-    replica=A,
-    endpoint="http://127.0.0.1:8000",
-    generation=Generation(""),
-    identity=_IDENTITY,
-    page_tokens=1,
-    sidecar="s1",
-)
 
 
 @pytest.fixture
@@ -59,22 +49,13 @@ def own_sentinel() -> Iterator[ValkeySentinel]:
         yield setup
 
 
-def _page(handle: int) -> StoredPages:
-    return StoredPages(
-        handles=(handle,),
-        parent=handle - 1 or None,
-        packed_tokens=pack_tokens([handle]),
-        page_tokens=1,
-    )
-
-
 async def test_a_killed_primary_costs_a_while_of_stale_view_and_no_read(
     own_sentinel: ValkeySentinel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """R-08, R-12: the replica takes over; sidecar and routers follow, all is announced again."""
     caplog.set_level(logging.INFO, logger="state.mirror")
     client = command_client(own_sentinel.settings)
-    folder, registered = PageFolder(_IDENTITY, 1), list[ReplicaRecord]()
+    folder, registered = PageFolder(IDENTITY, 1), list[ReplicaRecord]()
     announcer = Announcer(
         RedisWriter(client, clock=time.monotonic, rng=Random(1)),
         clock=time.monotonic,
@@ -82,9 +63,9 @@ async def test_a_killed_primary_costs_a_while_of_stale_view_and_no_read(
         heartbeat_interval_s=0.2,
         on_registered=registered.append,
     )
-    announcer.renew(_BASE, folder)
-    announcer.add(folder.apply([_page(handle) for handle in range(1, 51)]))
-    chain = chain_of(chain_root(_IDENTITY, 0), pack_tokens(range(1, 61)), 1, 0)
+    announcer.renew(BASE, folder)
+    announcer.add(folder.apply([page(handle) for handle in range(1, 51)]))
+    pages = chain(60)
     running = asyncio.create_task(announcer.run())
     old, new = own_sentinel.servers
     rungs: list[Rung] = []
@@ -96,14 +77,14 @@ async def test_a_killed_primary_costs_a_while_of_stale_view_and_no_read(
         rung, _ = mirror.freshness()
         if not rungs or rungs[-1] is not rung:
             rungs.append(rung)
-        overlap = mirror.overlap(chain).get(A)
+        overlap = mirror.overlap(pages).get(A)
         return overlap.gpu_blocks if overlap else 0
 
     try:
         async with mirror:
             await eventually(lambda: warmth() == 50 and registered, timeout_s=10)
             own_sentinel.kill(old)
-            announcer.add(folder.apply([_page(handle) for handle in range(51, 61)]))
+            announcer.add(folder.apply([page(handle) for handle in range(51, 61)]))
             end_s = time.monotonic() + 20
             while mirror.freshness()[0] is not Rung.STALE or own_sentinel.named() == old:
                 assert warmth() >= 50  # nothing is forgotten

@@ -11,50 +11,28 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sidecar.announce import Announcer
-from sidecar.event import StoredPages
 from sidecar.fold import PageFolder
 from sidecar.metrics import SidecarMetrics
 from state.client import command_client
 from state.eviction_check import EvictionCheck
 from state.fault import Fault
 from state.mirror import Mirror
-from state.model import Generation, LeaseTotals, ModelIdentity, ReplicaRecord, RouterId, Rung
-from state.prefix import chain_of, chain_root, pack_tokens
+from state.model import LeaseTotals, RouterId, Rung
 from state.redis_writer import RedisWriter
-from state.timing import MirrorTiming
+from support.announced import BASE, IDENTITY, chain, page
 from support.fleet_state import A
+from support.state_backend import SOON_STALE
 from support.valkey import ValkeyProcess, eventually
 
 if TYPE_CHECKING:
     from support.state_backend import StateServer
 
-_TIMING = MirrorTiming(
-    registry_interval_s=0.02,
-    lease_interval_s=0.02,
-    lease_alone_s=0.02,
-    lease_heartbeat_s=0.1,
-    block_s=0.02,
-    stale_after_s=0.3,
-    live_after_s=0.2,
-    backoff_base_s=0.02,
-    backoff_cap_s=0.1,
-)
-_IDENTITY = ModelIdentity(model="m", block_tokens=1)
-_CHAIN = chain_of(chain_root(_IDENTITY, 0), pack_tokens([1, 2]), 1, 0)
-
-
-def _page(handle: int) -> StoredPages:
-    return StoredPages(
-        handles=(handle,),
-        parent=handle - 1 or None,
-        packed_tokens=pack_tokens([handle]),
-        page_tokens=1,
-    )
+_CHAIN = chain(2)
 
 
 def _mirror(server: StateServer) -> Mirror:
     mirror = Mirror(
-        server.settings, RouterId("r"), clock=time.monotonic, rng=Random(2), timing=_TIMING
+        server.settings, RouterId("r"), clock=time.monotonic, rng=Random(2), timing=SOON_STALE
     )
     mirror.server_check = EvictionCheck(server.url).run
     return mirror
@@ -69,26 +47,16 @@ async def test_writes_to_a_full_server_are_dropped_counted_and_told_once(
     writer = RedisWriter(client, clock=time.monotonic, rng=Random(1))
     announcer = Announcer(writer, clock=time.monotonic, rng=Random(1), heartbeat_interval_s=0.1)
     metrics = SidecarMetrics(A, lambda: announcer.failed_writes)
-    folder = PageFolder(_IDENTITY, 1)
-    announcer.renew(
-        ReplicaRecord(
-            replica=A,
-            endpoint="http://127.0.0.1:8000",
-            generation=Generation(""),
-            identity=_IDENTITY,
-            page_tokens=1,
-            sidecar="s1",
-        ),
-        folder,
-    )
-    announcer.add(folder.apply([_page(1)]))
+    folder = PageFolder(IDENTITY, 1)
+    announcer.renew(BASE, folder)
+    announcer.add(folder.apply([page(1)]))
     running = asyncio.create_task(announcer.run())
     try:
         async with _mirror(own_server) as mirror:
             await eventually(lambda: mirror.overlap(_CHAIN)[A].gpu_blocks == 1)
             caplog.clear()
             await own_server.command("CONFIG", "SET", "maxmemory", "1")
-            announcer.add(folder.apply([_page(2)]))
+            announcer.add(folder.apply([page(2)]))
             mirror.publish_leases({A: LeaseTotals(inflight=1)})
             await eventually(lambda: mirror.freshness()[0] is Rung.STALE)
             await eventually(lambda: announcer.failed_writes > 2)

@@ -21,13 +21,18 @@ def running_valkey() -> Iterator[ValkeyProcess]:
         yield server
 
 
+@pytest.fixture(scope="module", name="state_url")
+def url_of_valkey(valkey: ValkeyProcess) -> str:
+    return valkey.url
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="fleet")
 async def fleet_on_valkey(
-    tmp_path_factory: pytest.TempPathFactory, valkey: ValkeyProcess
+    tmp_path_factory: pytest.TempPathFactory, state_url: str
 ) -> AsyncIterator[LocalFleet]:
     folder = tmp_path_factory.mktemp("fleet")
     plan = FleetPlan(
-        state_url=valkey.url,
+        state_url=state_url,
         tokenizer=write_tokenizer(folder / "tokenizer"),
         config={"receipts": True, "seed": 7},
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec import Struct
 
+from chaos.evidence import End
 from support.chaos import (
     Chaos,
     FixedFleet,
@@ -23,7 +24,7 @@ from support.chaos import (
     plan_blows,
     unexplained,
 )
-from support.chaos_load import End, Load, Script, tally
+from support.chaos_load import Load, Script, tally
 from support.chaos_rest import (
     assert_at_rest,
     assert_nothing_is_shown,

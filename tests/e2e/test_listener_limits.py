@@ -23,6 +23,7 @@ from support.corpus.row import NEXT, POST, TE
 from support.front import staged
 from support.listening import Listening, listening
 from support.raw import RawClient, answering, post, sized, with_both_loops
+from support.valkey import eventually
 
 if TYPE_CHECKING:
     from router.client import Answer
@@ -160,7 +161,7 @@ async def test_the_bodies_of_all_requests_have_a_bound_together() -> None:
             client = await running.client()
             client.send(head + bytes(1_000) + (b"\r\n0\r\n\r\n" if b"3e8" in head else b""))
             held.append(client)
-        await until(lambda: bodies.held_bytes == 2_000)
+        await eventually(lambda: bodies.held_bytes == 2_000)
         late = await running.client()
         late.send(SIZED % 1_000 + bytes(1_000) + NEXT)
         reply = await late.reply()
@@ -172,10 +173,10 @@ async def test_the_bodies_of_all_requests_have_a_bound_together() -> None:
         gate.set()
         for client, size in ((held[0], b"1000"), (held[1], b"1000"), (small, b"400")):
             assert (await client.reply()).body == size
-        await until(lambda: bodies.held_bytes == 0)
+        await eventually(lambda: bodies.held_bytes == 0)
         held[0].send((SIZED % 1_000 + bytes(1_000)) * 4)
         assert [(await held[0].reply()).status for _ in range(4)] == [200] * 4
-        await until(lambda: bodies.held_bytes == 0)
+        await eventually(lambda: bodies.held_bytes == 0)
 
 
 @with_both_loops
@@ -198,14 +199,6 @@ async def test_whatever_becomes_of_a_request_its_bytes_are_given_back() -> None:
             client.abort()
             await running.until_connections(0)
             assert running.server.bodies.held_bytes == 0, data[:60]
-
-
-async def until(is_so: object) -> None:
-    """Wait until a condition holds."""
-    assert callable(is_so)
-    async with asyncio.timeout(3):
-        while not is_so():  # noqa: ASYNC110 - observes from outside
-            await asyncio.sleep(0.002)
 
 
 FORWARDED = (

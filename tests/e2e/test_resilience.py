@@ -220,7 +220,9 @@ async def test_a_replica_that_fails_requests_is_ejected_and_taken_back_by_one(
         assert await stand.metric("warmroute_ejections_total") == 1
 
 
-async def test_a_flapping_replica_is_out_for_longer_each_time(tmp_path: Path) -> None:
+async def test_a_flapping_replica_is_ejected_and_its_falls_meanwhile_add_nothing(
+    tmp_path: Path,
+) -> None:
     """C-08."""
     async with rig(tmp_path, 3, ejection={"base_s": 20.0, "jitter": 0.0}) as stand:
         engine, left_s = stand.engines[0], []

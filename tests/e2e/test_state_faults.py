@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from support.fleet import FleetPlan, LocalFleet, until
+from support.fleet import LocalFleet, until
 from support.parted_link import PartedLink
 from support.steady_load import SteadyLoad, rungs_told
-from support.tokenizer import write_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -31,18 +30,9 @@ async def parted_link(valkey: ValkeyProcess) -> AsyncIterator[PartedLink]:
         yield running
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", name="linked")
-async def fleet_on_a_link(
-    tmp_path_factory: pytest.TempPathFactory, link: PartedLink
-) -> AsyncIterator[LocalFleet]:
-    folder = tmp_path_factory.mktemp("linked")
-    plan = FleetPlan(
-        state_url=link.url,
-        tokenizer=write_tokenizer(folder / "tokenizer"),
-        config={"receipts": True},
-    )
-    async with LocalFleet(folder, plan) as running:
-        yield running
+@pytest.fixture(scope="module", name="state_url")
+def url_of_link(link: PartedLink) -> str:
+    return link.url
 
 
 class _Faults:
@@ -129,14 +119,14 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_no_request_fails_or_waits_for_a_faulty_state_server(
-    linked: LocalFleet, valkey: ValkeyProcess, link: PartedLink, fault: str
+    fleet: LocalFleet, valkey: ValkeyProcess, link: PartedLink, fault: str
 ) -> None:
     """C-11, F7, F8: 50 requests a second; each rung has its gauge, header and one line."""
-    router, rung = linked.router, FAULTS[fault]
-    await linked.all_up(router)
+    router, rung = fleet.router, FAULTS[fault]
+    await fleet.all_up(router)
 
     async def is_on(wanted: str) -> bool:
-        return str((await linked.get(f"{router.url}/readyz"))["rung"]) == wanted
+        return str((await fleet.get(f"{router.url}/readyz"))["rung"]) == wanted
 
     await until(lambda: is_on("live"), "live before")
     log_before = len(router.child.log.read_text())
@@ -148,12 +138,12 @@ async def test_no_request_fails_or_waits_for_a_faulty_state_server(
             await until(lambda: is_on(rung), f"{rung} during {fault}")
             await asyncio.sleep(max(0.0, HOLD_S - (time.monotonic() - began_s)))
             assert await is_on(rung)
-            assert await gauge_of(linked, rung) == 1
-            assert len(await linked.seen()) == 2
+            assert await gauge_of(fleet, rung) == 1
+            assert len(await fleet.seen()) == 2
         finally:
             await end()
         await until(lambda: is_on("live"), f"live after {fault}")
-        await linked.all_up(router)
+        await fleet.all_up(router)
     assert set(load.outcomes) == {"200"}, load.outcomes
     assert load.outcomes["200"] > 50
     assert load.slowest_s(0.99) <= 0.1

@@ -19,7 +19,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from router.config import LimitSettings
 from router.listener import Listener
 from router.reply import own_response
+from router.server import RouteTable, Server
 from router.tls import HandshakeLog, ListenerContext, TlsWatch
+from router.tls_accept import TlsAcceptor
 from router.wire import ClientStream
 from state.tls import ClientContext
 from support.raw import RawClient, get, post, with_both_loops
@@ -351,6 +353,23 @@ async def test_another_certificate_counts_from_the_next_connection_on(
         assert float(told.split()[1]) == opened.context.expiry_unix_s != in_use
         assert 'warmroute_tls_loads_total{of="listen_tls",outcome="failed"} 1.0' in text
         assert 'warmroute_tls_loads_total{of="listen_tls",outcome="done"} 1.0' in text
+
+
+@with_both_loops
+async def test_what_keeps_connections_from_being_accepted_is_told_to_the_loop(
+    authority: Authority,
+) -> None:
+    """As without TLS, where the loop accepts: whoever listens to it tells of a shortage once."""
+    told: asyncio.Queue[dict[str, object]] = asyncio.Queue()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.put_nowait(context))
+    context = ListenerContext("listen_tls", authority.listener(authority.issue()))
+    with socket.socket() as deaf:  # it does not listen
+        acceptor = TlsAcceptor(deaf, Server(RouteTable({}), LimitSettings()), context)
+        async with asyncio.timeout(5):
+            seen = await told.get()
+        await acceptor.close()
+    assert seen["message"] == "listen_tls: cannot accept"
+    assert isinstance(seen["exception"], OSError)
 
 
 @with_both_loops

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from prompt.reader import MESSAGE_PATH
 from router.server import LOAD_PATHS, PREFIX_PATHS
-from router.user import MESSAGES
 from state.secret import engine_salt
 from support.fleet import MODEL
 from support.stage import Actor, answer_at_once, post_to, staged_router, stream_two_events
@@ -35,7 +35,7 @@ def body_for(path: str, user: object, *, stream: bool) -> bytes:
         "stream": stream,
         "cache_salt": "mine",
     }
-    if path == MESSAGES:
+    if path == MESSAGE_PATH:
         fields |= {"max_tokens": 1, "metadata": {"user_id": user}}
     else:
         fields["user"] = user

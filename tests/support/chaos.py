@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from support.chaos_load import CANARY, End, Leaving, Load
+from chaos.evidence import End
+from support.chaos_load import CANARY, Leaving, Load
 from support.fleet import LocalFleet, until
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
+from chaos.evidence import End
 from prompt.codec import load_codec
 from prompt.request import decode_chat
 from sidecar.runner import Draw, prompt_key
@@ -38,17 +39,6 @@ SYSTEM_TOKENS: Final = 3_000
 ERROR_KEYS: Final = frozenset({"message", "type", "param", "code"})
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _HEADERS: Final = {"Content-Type": "application/json"}
-
-
-class End(enum.StrEnum):
-    """How a request ended, as its client saw it."""
-
-    COMPLETE = "complete"
-    HTTP_ERROR = "HTTP error"
-    ERROR_EVENT = "error event"
-    CLOSED = "connection closed"
-    LEFT = "left by the client"
-    HUNG = "hung"
 
 
 class Leaving(enum.StrEnum):

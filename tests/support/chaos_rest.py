@@ -8,11 +8,12 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from chaos.evidence import End
 from state.client import RedisSettings
 from state.mirror import Mirror
 from state.model import ReplicaId, RouterId
 from state.prefix import cached_tokens, chain_of, chain_root
-from support.chaos_load import CANARY, End, judge
+from support.chaos_load import CANARY, judge
 from support.fleet import until
 
 if TYPE_CHECKING:

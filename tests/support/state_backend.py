@@ -6,6 +6,8 @@ import time
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from state.client import command_client, run_command
 from state.direct import DirectReader
 from state.memory import MemoryReader, MemoryState
@@ -33,6 +35,10 @@ FAST_ROUNDS = MirrorTiming(
     backoff_base_s=0.02,
     backoff_cap_s=0.1,
 )
+SOON_STALE = msgspec.structs.replace(
+    FAST_ROUNDS, lease_alone_s=0.02, stale_after_s=0.3, live_after_s=0.2
+)
+"""As fast, for tests in which the store fails."""
 
 STORE_TIMES = StoreTiming()
 LASTING = StoreTiming(record_ttl_s=600.0, load_ttl_s=600.0)

@@ -143,6 +143,32 @@ async def test_a_sink_that_hangs_holds_up_nobody_and_what_is_lost_is_counted(
     goes_on.set()
 
 
+async def test_a_sink_that_fails_in_a_way_of_its_own_ends_no_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written: list[bytes] = []
+
+    class Failing:
+        def write(self, lines: bytes) -> None:
+            if not written:
+                written.append(b"")
+                message = "can't start new thread"
+                raise RuntimeError(message)
+            written.append(lines)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(line_log, "RETRY_S", 0.0)
+    lines = LineLog("access log", "nowhere", Failing(), float)
+    log = AccessLog(AccessLogSettings(path="stderr"), lines, random.Random(1).random)
+    log.note(call(), record())
+    await lines.close()
+    assert (lines.written, lines.dropped) == (1, 0)
+    assert json.loads(written[-1])["status"] == 200
+    assert any("can't start new thread" in one.message for one in caplog.records)
+
+
 async def test_stderr_is_a_place_too(capfd: pytest.CaptureFixture[str]) -> None:
     log = open_access_log(AccessLogSettings(path="stderr"), clock=float, rng=random.Random(1))
     assert log is not None

@@ -19,6 +19,7 @@ from router import decision_log, line_log
 from router.config import Config, ConfigError, decode_config
 from router.decision_log import LoggedDecision, open_decision_log
 from router.log_file import LogFile
+from router.process import serve
 from support.choosing import chain_for
 from support.fleet import until
 from support.logged import Logging, lines_of, open_log, record_of
@@ -172,6 +173,13 @@ async def test_a_pipe_and_a_directory_are_no_place_for_a_log(
     for path in (tmp_path / "pipe", tmp_path):
         log = await Logging().write(path, 1)
         assert (log.written, log.dropped) == (0, 1)
+
+
+@pytest.mark.parametrize("key", ["decisions", "access_log"])
+async def test_a_router_does_not_start_with_a_directory_for_a_log(tmp_path: Path, key: str) -> None:
+    config = decode_config({key: {"path": str(tmp_path)}})
+    with pytest.raises(ConfigError, match=rf"^{key}\.path: expected a file"):
+        await serve(config, lambda _: None)
 
 
 async def test_a_disk_that_hangs_makes_nobody_wait_and_what_is_too_much_is_dropped(

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from chaos.evidence import End
 from support.chaos import Outage, unexplained
-from support.chaos_load import End, Entry, judge
+from support.chaos_load import Entry, judge
 
 TEXT = "one two"
 ERROR = json.dumps(

@@ -179,6 +179,20 @@ async def test_a_snapshot_is_made_once_for_all_viewers_and_never_for_none(rig: R
     assert rig.snapshots.made == before + 3
 
 
+async def test_a_viewer_whose_first_events_could_not_be_made_is_not_kept(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        message = "no snapshot"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(rig.snapshots, "now", fails)
+    with pytest.raises(asyncio.IncompleteReadError):
+        await rig.viewer()
+    assert rig.snapshots.viewers() == 0
+    assert rig.history.on_records is None
+
+
 async def test_one_viewer_too_many_is_told_so_and_finds_room_later(rig: Rig) -> None:
     viewers = [await rig.viewer() for _ in range(VIEWERS_MOST)]
     assert {viewer.status for viewer in viewers} == {200}

@@ -162,4 +162,8 @@ def anything() -> Request:
 def test_a_wrong_bound_names_the_key() -> None:
     with pytest.raises(ConfigError, match=r"recording\.max_bytes"):
         decode_config({"recording": {"max_bytes": -1}})
+    with pytest.raises(ConfigError, match=r"recording\.max_bytes: expected 0 or at least 1048576"):
+        decode_config({"recording": {"max_bytes": (1 << 20) - 1}})
+    assert decode_config({"recording": {"max_bytes": 1 << 20}}).recording.max_bytes == 1 << 20
+    assert decode_config({"recording": {"max_bytes": 0}}).recording.max_bytes == 0
     assert decode_config({}).recording.max_bytes == 16 << 20

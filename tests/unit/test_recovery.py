@@ -204,6 +204,20 @@ async def test_a_claim_ends_with_the_attempt_it_was_for(rig: Rig) -> None:
     assert rig.budget.in_progress == 0
 
 
+async def test_another_try_is_counted_once_and_not_before_it_goes_out(rig: Rig) -> None:
+    """There may be no replica left for it."""
+
+    def counted() -> float:
+        return sum(sample.value for sample in rig.recovery.retries.metric().samples)
+
+    call = rig.call()
+    await rig.settle(call, ReplicaUnreachableError("m"))
+    assert counted() == 0
+    rig.recovery.began(call, B)
+    rig.recovery.began(call, B)
+    assert counted() == 1
+
+
 async def test_no_try_begins_after_the_deadline_and_none_lasts_beyond_it(rig: Rig) -> None:
     call = rig.call()
     assert rig.recovery.first_byte_timeout_s(call, 300.0) is None

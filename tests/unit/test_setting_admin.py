@@ -47,7 +47,8 @@ async def test_a_client_that_leaves_amid_its_change_leaves_two_records_of_it(
 
     rules, parts = SettingRules(Config()), SimpleNamespace(write=write)
     book = SettingBook(store, fault_of=lambda _: None, on_change=lambda _: None, clock=lambda: 0.0)
-    given: dict[str, Any] = {"audit": parts, "fleet": None}
+    fleet = SimpleNamespace(members=lambda: {"a"})
+    given: dict[str, Any] = {"audit": parts, "fleet": fleet}
     admin = SettingAdmin(
         SettingAdminParts(
             book=book,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.expected_ttft import ExpectedTtft
 from policies.weighted import Weighted
 from router.config import Config, ConfigError, StateSettings
 from router.setting_view import DrainBody
@@ -126,6 +127,18 @@ def test_the_difference_is_of_values_in_force_and_not_of_documents() -> None:
     keys = [row.key for row in RULES.difference({}, {"policy": {"kind": "least_loaded"}})]
     assert "policy.kind" in keys
     assert "policy.w_queue" in keys
+
+
+def test_a_policy_of_another_kind_is_compared_with_the_weights_that_nobody_told() -> None:
+    told = {row.key: row for row in RULES.difference({}, {"policy": {"kind": "expected_ttft"}})}
+
+    assert (told["policy.w_prefix"].before, told["policy.w_prefix"].after) == (3.0, None)
+    assert (told["policy.w_copy"].before, told["policy.w_copy"].after) == (
+        None,
+        ExpectedTtft().w_copy,
+    )
+    back = RULES.difference({"policy": {"kind": "expected_ttft"}}, {})
+    assert {row.key: row.before for row in back} == {key: row.after for key, row in told.items()}
 
 
 VALUES = st.recursive(

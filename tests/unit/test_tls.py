@@ -173,6 +173,27 @@ async def test_only_what_changed_is_read_again(
     assert caplog.records[-1].getMessage().startswith("upstream.tls.ca: ")
 
 
+async def test_the_expiry_that_is_told_is_that_of_the_certificate_in_use(
+    authority: Authority, pair: Pair
+) -> None:
+    """Files that were changed and not taken say nothing."""
+    shown = ClientTls(certificate=pair.certificate, key=pair.key)
+    watch = watch_tls({}, ClientContext(shown))
+
+    def told() -> float:
+        wanted = "warmroute_tls_client_certificate_expiry_seconds"
+        return next(m.samples[0].value for m in watch.collect() if m.name == wanted)
+
+    in_use = told()
+    fresh = authority.issue(ends_in=dt.timedelta(days=3))
+    shutil.copy(fresh.certificate, pair.certificate)
+    await watch.look()  # with the other key
+    assert told() == in_use
+    shutil.copy(fresh.key, pair.key)
+    await watch.look()
+    assert told() < in_use
+
+
 def test_the_environment_of_a_sidecar_says_what_the_router_was_told() -> None:
     for settings in (
         ClientTls(),

@@ -6,7 +6,8 @@ import msgspec
 
 from policies.model import Candidate, Decision, Reason
 from router.trace import Attempt, DecisionRecord, DecisionTrace
-from state.model import ReplicaId, Rung
+from state.model import ReplicaId
+from support.decided import decided
 from warmroute.explain import candidates_table, headline
 
 
@@ -19,31 +20,14 @@ def record(number: int, client_id: str | None = None, **changes: object) -> Deci
         predicted_cached_tokens=64,
         candidates=(candidate,),
     )
-    base = DecisionRecord(
-        request_id=f"id{number}",
-        client_request_id=client_id,
-        ordinal=number,
-        seed=1,
-        started_unix_s=0.0,
-        path="/v1/completions",
-        model="m",
-        policy="Weighted",
-        prompt_tokens=100,
-        is_exact=True,
-        unroutable=None,
-        rung=Rung.LIVE,
-        state_age_s=0.1,
-        hot_prefix_tokens=None,
-        hot_holders=(),
-        attempts=(Attempt(decision=decision, outcome="done"),),
-        status=200,
-        outcome="done",
-        ttft_s=0.25,
-        duration_s=1.0,
-        reported_prompt_tokens=100,
-        reported_cached_tokens=64,
-    )
-    return msgspec.structs.replace(base, **changes)
+    own: dict[str, object] = {
+        "client_request_id": client_id,
+        "policy": "Weighted",
+        "state_age_s": 0.1,
+        "attempts": (Attempt(decision=decision, outcome="done"),),
+        "reported_cached_tokens": 64,
+    }
+    return decided(number, **(own | changes))  # type: ignore[arg-type]
 
 
 def test_the_oldest_record_goes_first_and_its_name_with_it() -> None:
