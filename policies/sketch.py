@@ -170,7 +170,7 @@ class PrefixSketch:
         return exp(-max(0.0, now_s - node.seen_s) / self._decay_s)
 
     def _decayed(self, node: PrefixNode, now_s: float) -> float:
-        return node.arrivals * exp(-max(0.0, now_s - node.seen_s) / self._decay_s)
+        return node.arrivals * self.faded(node, now_s)
 
     def _grown(self, parent: PrefixNode, chain: Sequence[BlockId], now_s: float) -> PrefixNode:
         """Return the new leaf of ``chain`` under ``parent``."""

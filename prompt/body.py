@@ -111,8 +111,7 @@ def check_numbers(body: bytes) -> None:
 
 
 def _blame_number(body: bytes) -> None:
-    values = len(body.translate(None, _NO_VALUE_MARKS))
-    fields = _fields_decoder.decode(body) if values <= MAX_OTHER_VALUES else {}
+    fields = _fields_decoder.decode(body) if value_marks(body) <= MAX_OTHER_VALUES else {}
     for name, raw in fields.items():
         is_plain = name.isidentifier() and len(name) <= MAX_FIELD_CHARS
         decoded(_any_decoder, raw, name if is_plain else "body")
@@ -159,8 +158,13 @@ def decoded_part(decoder: msgspec.json.Decoder[_T], raw: Raw, name: str) -> _T:
 def refuse_many_values(raw: bytes, name: str) -> None:
     """Raise UnroutablePromptError where decoding would take long."""
     limit = MAX_VALUES.get(name, MAX_OTHER_VALUES)
-    if len(raw) > limit and len(raw.translate(None, _NO_VALUE_MARKS)) > limit:
+    if len(raw) > limit and value_marks(raw) > limit:
         raise UnroutablePromptError(Unroutable.TOO_COMPLEX, f"over {limit} values in {name}")
+
+
+def value_marks(raw: bytes) -> int:
+    """Return how many commas and opening brackets there are, those inside of texts, too."""
+    return len(raw.translate(None, _NO_VALUE_MARKS))
 
 
 def check_depth(value: object, name: str, levels: int = MAX_DEPTH) -> None:

@@ -14,6 +14,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from prompt.body import value_marks
 from prompt.model import BadPromptError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ MAX_BODY_VALUES: Final = 2_000_000
 MAX_WAITING: Final = 32
 """Large bodies that may wait for the thread."""
 _SLICE_BYTES: Final = 256 * 1024
-_NO_VALUE_MARKS: Final = bytes(set(range(256)) - set(b"{[,"))
 _ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
 _BACKSLASH: Final = b"\\"
 _QUOTE: Final = b'"'
@@ -77,7 +77,7 @@ def refuse_dense(body: bytes) -> None:
 
 def _marks(body: bytes) -> int:
     starts = range(0, len(body), _SLICE_BYTES)
-    return sum(len(body[at : at + _SLICE_BYTES].translate(None, _NO_VALUE_MARKS)) for at in starts)
+    return sum(value_marks(body[at : at + _SLICE_BYTES]) for at in starts)
 
 
 def _marks_outside_texts(body: bytes) -> int:
@@ -91,7 +91,7 @@ def _marks_outside_texts(body: bytes) -> int:
             piece = _ESCAPED.sub(b"", piece)
         parts = piece.split(_QUOTE)
         outside = b"".join(parts[1::2] if is_in_text else parts[::2])
-        found += len(outside.translate(None, _NO_VALUE_MARKS))
+        found += value_marks(outside)
         is_in_text ^= len(parts) % 2 == 0
     return found
 

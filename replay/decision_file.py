@@ -157,7 +157,7 @@ class DecisionLogReader:
         line = b""
         try:
             with unpacked(_as_it_is(path)) as file:
-                for number, line in enumerate(file.stream, 1):
+                for number, line in enumerate(file, 1):
                     place = Place(path.name, number)
                     try:
                         if line.startswith(HEADER_START):
@@ -173,7 +173,6 @@ class DecisionLogReader:
                         self.torn_lines += 1
                         continue
                     raise torn or TraceError(f"{place}: not the header of a decision log")
-                file.check()
         except UNPACK_ERRORS as error:
             message = f"{path}: {getattr(error, 'strerror', None) or error}"
             raise TraceError(message) from None

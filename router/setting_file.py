@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
+from state.schema import MALFORMED
 from state.setting_book import SettingDocument
+from state.whole_file import replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 KIND: Final = "settings"
-MODE: Final = 0o600
 
 
 class KeptSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +42,7 @@ class SettingFile:
             kept = msgspec.json.decode(self._path.read_bytes(), type=KeptSettings)
         except FileNotFoundError:
             return KeptSettings()
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             message = f"{self._path}: expected settings as the router wrote them: {error}"
             raise SettingFileError(message) from None
         if kept.warmroute != KIND or kept.format != 1:
@@ -53,14 +53,4 @@ class SettingFile:
     def write(self, kept: KeptSettings) -> None:
         """Replace the file as a whole; raises OSError."""
         text = msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n"
-        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
-            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, MODE)
-            with os.fdopen(fd, "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(fd)
-            fresh.replace(self._path)
-        except OSError:
-            fresh.unlink(missing_ok=True)
-            raise
+        replace_file(self._path, text)

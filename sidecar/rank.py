@@ -324,6 +324,9 @@ async def run_agent(
         )
     except ValueError as error:
         raise SettingsError(str(error)) from error
+    if client.path is not None:  # a record says where routers of other hosts connect
+        message = "engine: expected http://host:port or https://host:port, not a unix socket"
+        raise SettingsError(message)
     runner = RankRunner(
         settings, writer, clock=clock, rng=rng or random.SystemRandom(), on_ready=on_ready
     )

@@ -192,7 +192,7 @@ class EngineClient:
         self.path = url.removeprefix(UNIX_SCHEME) if url.startswith(UNIX_SCHEME + "/") else None
         parts = urlsplit("http://localhost" if self.path is not None else url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            message = "engine: expected http://host:port"
+            message = "engine: expected http://host:port or https://host:port"
             raise ValueError(message)
         self.host = parts.hostname
         address = parts.netloc.rpartition("@")[2]

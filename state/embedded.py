@@ -63,7 +63,9 @@ class EmbeddedValkey:
 
     async def __aenter__(self) -> Self:
         self._directory = _private_directory()
-        self._claim = _claimed(self._directory / _CLAIM)
+        unnamed = self._directory / f"{_CLAIM}.new"
+        self._claim = _claimed(unnamed)
+        unnamed.rename(self._directory / _CLAIM)  # found by others when it is locked, not before
         _sweep(self._directory.parent)
         try:
             self._process = self._launch(self._directory)

@@ -85,7 +85,6 @@ class Mirror:
         self._clock = clock
         self._rng = rng
         self._timing = timing
-        self._store_timing = store_timing
         self._residency = Residency()
         lives = {"load_ttl_s": store_timing.load_ttl_s, "record_ttl_s": store_timing.record_ttl_s}
         self._registry = Registry(grace_s=timing.grace_s, **lives)

@@ -13,13 +13,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from state.scope_epoch import MAX_COUNTER, NO_EPOCH, NONCE_BYTES, ScopeEpoch
+from state.whole_file import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 _KIND: Final = "scope epochs"
-_MODE: Final = 0o600
 _OTHERS: Final = 0o077
 _MOST_BYTES: Final = 64 << 20
 _Nonce = Annotated[str, Meta(pattern=rf"\A([0-9a-f]{{{2 * NONCE_BYTES}}})?\Z")]
@@ -85,27 +85,7 @@ class EpochFile:
                 kept[scope] = epoch
         rows = {scope: _row(epoch) for scope, epoch in sorted(kept.items())}
         encoded = msgspec.json.format(msgspec.json.encode(_Content(scopes=rows)), indent=1)
-        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
-            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _MODE)
-            with os.fdopen(fd, "wb") as file:
-                os.fchmod(fd, _MODE)
-                file.write(encoded + b"\n")
-                file.flush()
-                os.fsync(fd)
-            fresh.replace(self._path)
-        except OSError:
-            fresh.unlink(missing_ok=True)
-            raise
-        _sync_directory(self._path.absolute().parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        replace_file(self._path, encoded + b"\n")
 
 
 def _epoch(row: _Row) -> ScopeEpoch:

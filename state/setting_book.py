@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from state.schema import MALFORMED
 from state.setting_store import KEPT_VERSIONS, Encoded
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def decoded(value: bytes) -> SettingDocument | None:
         return None
     try:
         return _decoder.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except MALFORMED:
         return None
 
 

@@ -134,7 +134,7 @@ def _is_decision_log(path: Path) -> bool:
     """Return whether a router's log of decisions is there, be it that it was just rotated away."""
     try:
         with unpacked(path) as file:
-            return file.stream.read(len(LOG_START)) == LOG_START
+            return file.read(len(LOG_START)) == LOG_START
     except FileNotFoundError:
         older = path.with_name(f"{path.name}.1")
         return older.exists() or older.with_name(f"{older.name}.zst").exists()

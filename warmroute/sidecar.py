@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 API_KEY_VARIABLE = ENGINE_KEY_VARIABLE
 FLAGS = {
-    "engine": "the engine's address, http://host:port",
+    "engine": "the engine's address, http://host:port or https://",
     "redis": "shared state: redis://, unix://, redis+cluster:// or redis+sentinel:// URL",
     "replica": "the replica's name; by default the engine's host:port",
     "advertise": "address under which routers reach the engine; by default --engine",

@@ -31,13 +31,12 @@ def lines_of(
     """
     number = 0
     try:
-        with unpacked(path) as plain:
-            stream = plain.stream
+        with unpacked(path) as stream:
             while raw := stream.readline(line_bytes + _END_BYTES):
                 number += 1
                 is_too_long = len(raw.removesuffix(b"\n").removesuffix(b"\r")) > line_bytes
-                if not raw.endswith(b"\n") and not (is_too_long and _has_end(stream)):
-                    plain.check()
+                if is_too_long and not raw.endswith(b"\n"):
+                    _skip_rest(stream)
                 if number == 1:
                     raw = _unmarked(raw)
                 line = raw.strip()
@@ -45,18 +44,16 @@ def lines_of(
                     faults.add(number, f"expected at most {line_bytes} bytes, got more")
                 elif line:
                     yield number, line
-            plain.check()
     except UNPACK_ERRORS as error:
         message = f"line {number + 1}: {path.name} cannot be read: {error}"
         raise TraceError(message) from error
 
 
-def _has_end(stream: IO[bytes]) -> bool:
-    """Pass over the rest of a line; False when it is the file that ends."""
+def _skip_rest(stream: IO[bytes]) -> None:
+    """Pass over the rest of a line."""
     while rest := stream.readline(_SKIP_BYTES):
         if rest.endswith(b"\n"):
-            return True
-    return False
+            return
 
 
 def _unmarked(raw: bytes) -> bytes:

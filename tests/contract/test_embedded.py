@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from state.client import RedisSettings, command_client, run_command
-from state.embedded import EmbeddedValkey
+from state.embedded import EmbeddedValkey, _sweep
 from state.store import StateError
 from support.valkey import eventually
 
@@ -50,6 +52,25 @@ async def test_the_server_is_private_and_leaves_nothing_behind() -> None:
         assert pid is not None
     assert not _is_running(pid)
     assert not socket_path.parent.exists()
+
+
+async def test_a_neighbour_that_sweeps_at_the_wrong_moment_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory is there before it is locked."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lock, is_first = fcntl.flock, [True]
+
+    def swept_first(claim: int, operation: int) -> None:
+        if is_first:
+            is_first.clear()
+            _sweep(tmp_path)
+        lock(claim, operation)
+
+    monkeypatch.setattr(fcntl, "flock", swept_first)
+    async with EmbeddedValkey() as server:
+        assert not is_first
+        assert _listens(urlsplit(server.url).path)
 
 
 async def test_a_frozen_server_still_ends_with_its_block() -> None:

@@ -7,6 +7,7 @@ import logging
 import time
 
 import pytest
+from msgspec import structs
 
 from sidecar.announce import FencedError
 from sidecar.profile import SettingsError
@@ -218,6 +219,14 @@ async def test_blocks_that_do_not_fit_the_engine_are_refused_at_the_start() -> N
         settings = settings_for(engine, block_tokens=6)
         with pytest.raises(SettingsError, match="block_tokens"):
             await run_agent(settings, Fleet(), stop=asyncio.Event())
+
+
+async def test_an_engine_at_a_unix_socket_is_refused_as_routers_would_not_find_it() -> None:
+    async with KvEngine() as engine:
+        settings = structs.replace(settings_for(engine), engine="unix:/run/engine.sock")
+        with pytest.raises(SettingsError, match=r"engine: expected http://host:port"):
+            async with asyncio.timeout(5.0):
+                await run_agent(settings, Fleet(), stop=asyncio.Event())
 
 
 async def test_an_engine_is_registered_once_it_knows_its_model() -> None:

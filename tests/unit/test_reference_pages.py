@@ -59,7 +59,10 @@ def test_every_command_has_its_flags_with_their_defaults() -> None:
     assert all(f"\n## warmroute {name}\n" in page for name in COMMANDS)
     assert "\n### warmroute kv audit\n" in page
     assert "| `--listen ADDRESS` | for clients (default: 127.0.0.1:8080) |" in page
-    assert "| `--engine ENGINE` | the engine's address, http://host:port (required) |" in page
+    assert (
+        "| `--engine ENGINE` | the engine's address, http://host:port or https:// (required) |"
+        in page
+    )
 
 
 def test_types_are_told_in_words() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,15 +15,6 @@ from replay.trace import TraceError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-DECOMPRESSOR = """#!{python}
-import sys, zstandard
-frame = zstandard.ZstdDecompressor().decompressobj()
-assert sys.argv[1:] == ["-dcq"]
-sys.stdout.buffer.write(frame.decompress(sys.stdin.buffer.read()))
-if not frame.eof:
-    sys.exit("stub: unexpected end")
-"""
 
 
 def row(time_ms: int, **changes: object) -> bytes:
@@ -40,25 +30,6 @@ def written(folder: Path, content: bytes) -> Path:
     path = folder / "any.name"
     path.write_bytes(content)
     return path
-
-
-@pytest.fixture
-def no_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Hide what is installed behind an empty folder."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", str(folder))
-    return folder
-
-
-@pytest.fixture
-def program(no_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the program and not the package."""
-    stub = no_program / "zstd"
-    stub.write_text(DECOMPRESSOR.format(python=sys.executable))
-    stub.chmod(0o755)
-    assert os.access(stub, os.X_OK)
-    monkeypatch.setitem(sys.modules, "zstandard", None)
 
 
 def test_lines_may_end_in_any_way_and_blank_ones_count_but_are_passed_over(tmp_path: Path) -> None:
@@ -132,11 +103,7 @@ def test_gzip_is_told_by_its_content(tmp_path: Path) -> None:
     assert arrivals(written(tmp_path, gzip.compress(row(0) + b"\n" + row(3)))) == [0, 0.003]
 
 
-@pytest.mark.parametrize("unpacker", ["program", "no_program"])
-def test_zstandard_is_unpacked_by_the_program_or_the_package(
-    tmp_path: Path, unpacker: str, request: pytest.FixtureRequest
-) -> None:
-    request.getfixturevalue(unpacker)
+def test_zstandard_is_told_by_its_content_and_read_again(tmp_path: Path) -> None:
     content = b"\n".join(row(number) for number in range(20_000))
     path = written(tmp_path, zstandard.compress(content))
     trace = open_trace(path)
@@ -147,32 +114,20 @@ def test_zstandard_is_unpacked_by_the_program_or_the_package(
     assert sum(1 for _ in trace) == 20_000
 
 
-@pytest.mark.usefixtures("no_program")
 def test_frames_of_zstandard_may_follow_each_other(tmp_path: Path) -> None:
     frames = [zstandard.compress(row(number) + b"\n") for number in range(3)]
     assert arrivals(written(tmp_path, b"".join(frames))) == [0, 0.001, 0.002]
 
 
-@pytest.mark.parametrize("unpacker", ["program", "no_program"])
 def test_compressed_data_that_is_cut_off_is_an_error_even_where_lines_may_be_skipped(
-    tmp_path: Path, unpacker: str, request: pytest.FixtureRequest
+    tmp_path: Path,
 ) -> None:
-    request.getfixturevalue(unpacker)
     content = b"\n".join(row(number * 7919 % 977 + number * 977) for number in range(15_000))
     for packed in (zstandard.compress(content), gzip.compress(content)):
         path = written(tmp_path, packed[: len(packed) // 2])
         for skip_bad in (False, True):
             with pytest.raises(TraceError, match=r"^line \d\d+: any.name cannot be read"):
                 list(open_trace(path, skip_bad=skip_bad))
-
-
-@pytest.mark.usefixtures("no_program")
-def test_without_any_zstandard_the_error_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(TraceError, match=r"zstd -d any.name"):
-        open_trace(written(tmp_path, zstandard.compress(row(0))))
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
