@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from prompt.body import Head, check_depth, decoded_head, decoded_part
+from prompt.media import image_part
 from prompt.model import (
     BadPromptError,
     Unroutable,
@@ -37,6 +38,7 @@ class _Block(Struct):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | list[dict[str, Any]] | None = None
+    source: Any = None
 
 
 class _Message(Struct):
@@ -167,25 +169,33 @@ def _system_of(system: str | list[_Block] | None) -> str | None:
 
 
 def _add_user(messages: list[Message], blocks: list[_Block]) -> None:
-    """Append the results of tools, each a message, and then what the user says beside them."""
-    texts = []
+    """Append the results of tools, each a message, and then what the user says beside them.
+
+    Images in a result are a message of the user after it.
+    """
+    parts: list[Message] = []
     for block in blocks:
         if block.type == "tool_result":
+            text, images = _result_of(block)
             result = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
-            messages.append(result | {"content": _result_of(block)})
+            messages.append(result | {"content": text})
+            if images:
+                messages.append({"role": "user", "content": images})
         elif block.type == "text":
-            texts += [block.text] if block.text else []
+            parts += [{"type": "text", "text": block.text}] if block.text else []
+        elif block.type == "image":
+            parts.append(_image_of(block.source))
         else:
             _refuse(block.type)
-    if texts:
-        messages.append({"role": "user", "content": _joined(texts)})
+    if parts:
+        messages.append({"role": "user", "content": _joined(parts)})
 
 
 def _add_assistant(messages: list[Message], blocks: list[_Block], where: str) -> None:
     texts, thoughts, calls = [], [], []
     for block in blocks:
         if block.type == "text":
-            texts += [block.text] if block.text else []
+            texts += [{"type": "text", "text": block.text}] if block.text else []
         elif block.type == "thinking":
             thoughts += [] if block.thinking is None else [block.thinking]
         elif block.type == "tool_use":
@@ -210,25 +220,37 @@ def _call_of(block: _Block, where: str) -> Message:
     return {"id": block.id, "type": "function", "function": function}
 
 
-def _result_of(block: _Block) -> str:
+def _result_of(block: _Block) -> tuple[str, list[Message]]:
+    """Return the text of a tool's result, and its images."""
     if not isinstance(block.content, list):
-        return block.content or ""
-    texts = []
+        return block.content or "", []
+    texts, images = [], []
     for part in block.content:
+        if part.get("type") == "image":
+            images.append(_image_of(part.get("source")))
+            continue
         if part.get("type") != "text":
             _refuse(part.get("type"))
         text = part.get("text", "")
         if not isinstance(text, str):
             refuse_conversion("a result that is no text")
         texts.append(text)
-    return "\n".join(texts)
+    return "\n".join(texts), images
 
 
-def _joined(texts: list[str]) -> str | list[Message]:
-    """Return one text as it is, several as parts: joining them is the template's business."""
-    if len(texts) == 1:
-        return texts[0]
-    return [{"type": "text", "text": text} for text in texts]
+def _image_of(source: object) -> Message:
+    part = image_part(source)
+    if part is None:
+        raise UnroutablePromptError(Unroutable.MEDIA, "an image without content")
+    return part
+
+
+def _joined(parts: list[Message]) -> str | list[Message]:
+    """Return one text as it is, several parts as they are: joining is the template's business."""
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        text: str = parts[0]["text"]
+        return text
+    return parts
 
 
 def _refuse(kind: object) -> NoReturn:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 from msgspec import Struct
 
 from prompt.byte import ByteCodec
+from prompt.media import MARK
 from prompt.model import PromptTokens
 from state.prefix import TOKEN_BYTES
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 LIKENESS_BYTES: Final = 4_096
 """What one image, sound or film weighs where tokens are counted by bytes: 1,024 tokens."""
-MARK: Final = "media"
-"""The key of a decoded content part that has the digest of what it stands for."""
 _PROBES: Final = ("<image>", "\n\nA", " 1", "a")
 """What a text may begin with: pieces that tokenizers join with what is before in different ways."""
 _BYTES: Final = ByteCodec()

@@ -7,7 +7,7 @@ replica depends on it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import xxhash
@@ -25,6 +25,8 @@ _KEYS: Final[Mapping[str, str]] = {
     "input_audio": "input_audio",
 }
 """Where each kind of part has its content."""
+MARK: Final = "media"
+"""The key of a decoded content part that has the digest of what it stands for."""
 
 
 class _Located(Struct):
@@ -52,6 +54,36 @@ def media_mark(kind: object, contents: Mapping[str, bytes], uuid: object) -> str
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None  # the engine's answer tells
     return _digest(key.encode(), content) if content != _NULL else None
+
+
+def marked_part(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a decoded content part with the digest of its media in their place.
+
+    Other parts stay as they are, without what a client may have put where digests are.
+    """
+    kind = part.get("type")
+    key = _KEYS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        return part if MARK not in part else {name: part[name] for name in part if name != MARK}
+    contents = {key: msgspec.json.encode(part[key])} if key in part else {}
+    mark = media_mark(kind, contents, part.get("uuid"))
+    return {"type": kind} if mark is None else {"type": kind, MARK: mark}
+
+
+def image_part(source: object) -> dict[str, Any] | None:
+    """Return the content part that engines make of an Anthropic ``source`` of an image.
+
+    None where there is no content in it; the engine's answer tells.
+    """
+    if not isinstance(source, dict) or not source:
+        return None
+    if source.get("type") == "url":
+        url = source.get("url")
+    else:
+        url = f"data:{source.get('media_type', 'image/jpeg')};base64,{source.get('data', '')}"
+    if not isinstance(url, str) or not url:
+        return None
+    return marked_part({"type": "image_url", "image_url": url})
 
 
 def _digest(kind: bytes, content: bytes) -> str:

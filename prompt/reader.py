@@ -145,7 +145,7 @@ class PromptReader:
                 prompts = await self._tokens(read, codec, len(body))
             except UnroutablePromptError as error:
                 unroutable = error.reason
-                if unroutable is Unroutable.MEDIA and path == CHAT_PATH:
+                if unroutable is Unroutable.MEDIA:
                     media = await self._media(read, codec, len(body))
         if media is not None:
             prompts, unroutable = (media.likeness,), None

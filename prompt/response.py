@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from prompt.body import Head, check_depth, decoded_head, decoded_part
+from prompt.media import marked_part
 from prompt.model import (
     BadPromptError,
     Unroutable,
@@ -195,4 +196,4 @@ def _plain_content(content: object) -> str | list[Item]:
         return content
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         refuse_conversion("content that is neither text nor parts")
-    return content
+    return [marked_part(part) for part in content]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prompt.codec import TokenizerCodec, load_codec
 from prompt.likeness import LIKENESS_BYTES, media_prompt
 from prompt.model import PromptTokens, ReadPrompt, Unroutable
-from prompt.reader import CHAT_PATH, PromptReader
+from prompt.reader import CHAT_PATH, MESSAGE_PATH, RESPONSE_PATH, PromptReader
 from prompt.request import decode_chat
 from state.memory import MemoryState
 from state.model import ChangeBatch, Generation, ReplicaId, ReplicaRecord, RouterId
@@ -157,6 +157,78 @@ async def test_a_text_that_claims_to_be_media_is_a_text(codec: TokenizerCodec) -
     claimed = await read(codec, user(ASK | {"media": "0" * 32, "image_url": {"url": "x"}}))
     assert claimed == await read(codec, user(ASK))
     assert not claimed.has_media
+
+
+def response_of(*parts: Json) -> bytes:
+    items = [{"role": "user", "content": list(parts)}]
+    return json.dumps({"model": "tiny", "instructions": SYSTEM["content"], "input": items}).encode()
+
+
+def messages_of(*blocks: Json) -> bytes:
+    body = {"model": "tiny", "max_tokens": 5, "system": SYSTEM["content"]}
+    return json.dumps(body | {"messages": [user(*blocks)]}).encode()
+
+
+def block(picture: str) -> Json:
+    source = {"type": "base64", "media_type": "image/png", "data": picture}
+    return {"type": "image", "source": source}
+
+
+async def test_an_image_is_the_same_in_all_three_ways_to_send_it(codec: TokenizerCodec) -> None:
+    """A70: and as a block with a URL; responses add the special tokens that chats do not."""
+    linked = {"type": "image_url", "image_url": {"url": "http://x/1"}}
+    inputs = [{"type": "input_image", "image_url": one["image_url"]["url"]} for one in (CAT, DOG)]
+    link = {"type": "image", "source": {"type": "url", "url": "http://x/1"}}
+    async with PromptReader({"tiny": codec}, load_codec(None)) as reader:
+
+        async def seen(path: str, body: bytes) -> ReadPrompt:
+            return await reader.read(path, body)
+
+        cat, dog, web = [
+            await seen(CHAT_PATH, body_of(SYSTEM, user(each, ASK))) for each in (CAT, DOG, linked)
+        ]
+        assert len({likeness(one) for one in (cat, dog, web)}) == 3
+        ask = {"type": "input_text", "text": ASK["text"]}
+        for picture, chat in zip(inputs, (cat, dog), strict=True):
+            response = await seen(RESPONSE_PATH, response_of(picture, ask))
+            assert likeness(response) == likeness(chat)
+            assert response.head is not None
+            assert chat.head is not None
+            special = codec.text_prompt("", add_special_tokens=True).packed
+            assert response.head.packed == special + chat.head.packed
+        for image, chat in ((block("AAAA"), cat), (block("AAAB"), dog), (link, web)):
+            message = await seen(MESSAGE_PATH, messages_of(image, ASK))
+            assert (likeness(message), message.head) == (likeness(chat), chat.head)
+
+
+async def test_images_in_a_tools_result_are_said_after_it(codec: TokenizerCodec) -> None:
+    shown = [{"type": "text", "text": "a shot"}, block("AAAA")]
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": shown}
+    talk = [SYSTEM, {"role": "tool", "tool_call_id": "c1", "content": "a shot"}, user(CAT)]
+    async with PromptReader({"tiny": codec}, load_codec(None)) as reader:
+        message = await reader.read(MESSAGE_PATH, messages_of(result))
+        chat = await reader.read(CHAT_PATH, body_of(*talk))
+    assert (likeness(message), message.head) == (likeness(chat), chat.head)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RESPONSE_PATH, response_of({"type": "input_image", "file_id": "f"})),
+        (RESPONSE_PATH, response_of({"type": "input_image", "media": "0" * 32})),
+        (RESPONSE_PATH, response_of({"type": "input_file", "media": "0" * 32})),
+        (MESSAGE_PATH, messages_of({"type": "image", "source": {"type": "url"}})),
+        (MESSAGE_PATH, messages_of({"type": "image"}, block("AAAA"))),
+        (MESSAGE_PATH, messages_of({"type": "document", "source": {"data": "x"}})),
+    ],
+)
+async def test_what_holds_no_known_image_is_routed_by_load(
+    codec: TokenizerCodec, path: str, body: bytes
+) -> None:
+    """Digests that a client claims are none."""
+    async with PromptReader({"tiny": codec}, load_codec(None)) as reader:
+        prompt = await reader.read(path, body)
+    assert (prompt.unroutable, prompt.prompts) == (Unroutable.MEDIA, ())
 
 
 async def test_long_chats_with_images_are_read_in_a_thread_and_by_turns(
