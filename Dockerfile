@@ -1,8 +1,10 @@
 # One image for router, sidecar and worker. Packages are those of the lock files, by their hashes.
 # Pin the base by its digest where you build: --build-arg BASE=python:3.13-slim-bookworm@sha256:...
 ARG BASE=python:3.13-slim-bookworm
+# The same with a C compiler, for the helper of the index; BUILD_BASE=$BASE makes an image without it.
+ARG BUILD_BASE=python:3.13-bookworm
 
-FROM ${BASE} AS build
+FROM ${BUILD_BASE} AS build
 WORKDIR /src
 RUN python -m venv /opt/warmroute
 COPY requirements/runtime.lock requirements/build.lock requirements/
@@ -20,6 +22,7 @@ COPY warmroute warmroute
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /opt/warmroute/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
  && /opt/warmroute/bin/pip uninstall --yes pip
+RUN cd / && { /opt/warmroute/bin/python -m state.native || true; }
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title=warmroute org.opencontainers.image.licenses=Apache-2.0

@@ -10,8 +10,8 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check format test chaos soak-router docs docs-reference docs-metrics test-observability test-otel test-data test-kill test-helm render-helm test-drain test-page test-slowhttp test-varnish test-timing test-flood test-bugs sbom audit test-vllm \
   test-vllm-long test-reference test-engine test-schemathesis fuzz soak \
-  gpu-check grid audit-timing bench-live bench bench-router bench-request bench-history bench-prompt bench-engine bench-tiers bench-transfer \
-  bench-publish bench-quick bench-peers bench-native lock clean
+  gpu-check grid audit-timing bench-live bench bench-router bench-request bench-chunk bench-streams bench-history bench-processes bench-prompt bench-engine bench-tiers bench-transfer \
+  bench-publish bench-quick bench-peers bench-native bench-index native lock clean
 
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +125,9 @@ build/helm/.installed:
 	@build/helm/bin/pip --disable-pip-version-check --quiet install 'kubernetes-validate==1.37.*'
 	@touch $@
 
+native: $(DEV) ## Compile the helper that makes a router's index a third as large (CC)
+	@$(BIN)/python -m state.native
+
 test-drain: $(DEV) ## Ten restarts of one of two routers under load
 	@$(BIN)/python -m pytest -m heavy tests/e2e/test_drain.py
 
@@ -190,6 +193,7 @@ bench: bench-native ## Measure the router beside its peers, long histories, prom
 	-@$(BIN)/python bench/peers/install.py
 	@$(BIN)/python bench/router_bench.py
 	@$(BIN)/python bench/history_bench.py
+	@$(BIN)/python bench/streams_bench.py
 	@$(BIN)/python bench/prompt_bench.py
 
 bench-router: bench-native ## CPU per request and chunk, latency, memory, beside the peers
@@ -202,8 +206,20 @@ bench-history: bench-native ## CPU against the length of the history; how long t
 bench-request: $(DEV) ## The router's own code per request, by stage, without sockets (REQUEST="--stages")
 	@$(BIN)/python bench/request_bench.py $(REQUEST)
 
-bench-prompt: $(DEV) ## Reading prompts alone
-	@$(BIN)/python bench/prompt_bench.py
+bench-chunk: $(DEV) ## The router's own code per streamed chunk, without sockets (CHUNK="--parsed")
+	@$(BIN)/python bench/chunk_bench.py $(CHUNK)
+
+bench-streams: bench-native ## 10,000 open streams: memory of each, delay and CPU of a chunk, loop lag (STREAMS="--rounds 1")
+	@$(BIN)/python bench/streams_bench.py $(STREAMS)
+
+bench-processes: bench-native ## Two router processes against one: CPU per request; the time of a start
+	@$(BIN)/python bench/process_bench.py
+
+bench-prompt: $(DEV) ## Reading prompts alone (PROMPT="--speeds": tokens per second only)
+	@$(BIN)/python bench/prompt_bench.py $(PROMPT)
+
+bench-index: $(DEV) ## The index: memory, events, lookups, by form (INDEX="0.25 --parts memory,lookups"; minutes)
+	@$(BIN)/python bench/index_bench.py $(INDEX)
 
 bench-engine: ## The worker's runners beside transformers (WARMROUTE_ENGINE=/path/to/environment)
 	@$(WARMROUTE_ENGINE)/bin/python bench/engine_bench.py
@@ -230,6 +246,7 @@ bench-quick: bench-native ## The same with small amounts: does the bench work?
 	@$(BIN)/python -m pytest -q -m heavy tests/e2e/test_bench_native.py
 	@$(BIN)/python bench/router_bench.py --quick
 	@$(BIN)/python bench/history_bench.py --quick
+	@$(BIN)/python bench/streams_bench.py --quick
 	@$(BIN)/python bench/tier_bench.py --quick
 
 bench-peers: $(DEV) ## Install the peers below build/peers (WARMROUTE_PEERS), each in its own environment

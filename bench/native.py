@@ -44,6 +44,16 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     most_us: int
 
 
+class Delays(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the events of held streams took from the stub to the load generator."""
+
+    events: int
+    p50_us: int
+    p99_us: int
+    p999_us: int
+    most_us: int
+
+
 def parse_load(line: str) -> Load:
     """Return the figures in the load generator's last line; raises NativeError."""
     try:
@@ -135,3 +145,13 @@ class HeldStreams(_Child):
             self.close()
             message = f"{streams} streams could not be opened and held"
             raise NativeError(message)
+
+    def delays(self) -> Delays:
+        """Return those of the events since the last call; raises NativeError where one broke."""
+        try:
+            self._input.write("\n")
+            self._input.flush()
+            return msgspec.json.decode(self._output.readline(), type=Delays)
+        except (OSError, msgspec.DecodeError) as error:
+            message = f"a held stream broke: {error}"
+            raise NativeError(message) from error

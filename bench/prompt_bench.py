@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +26,19 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from prompt.codec import Codec, load_codec  # noqa: E402 - the path comes first
 from prompt.reader import CHAT_PATH, COMPLETION_PATH, PromptReader  # noqa: E402
+from prompt.segment import PIECE_CHARS  # noqa: E402
+from prompt.tokenizer_codec import TokenizerCodec  # noqa: E402
 from state.model import ModelIdentity  # noqa: E402
-from state.prefix import chain_root  # noqa: E402
+from state.prefix import TOKEN_BYTES, chain_root, pack_tokens  # noqa: E402
 from support.data import data_file, json_lines, unpacked  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 HISTORY_TOKENS = (2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000)
 TURN_TOKENS = 500
 TURNS = 9
+BUDGET_M_TOKENS = 4
 BLOCK_TOKENS = 64
 CHAIN_ROOT = chain_root(ModelIdentity(model="bench", block_tokens=BLOCK_TOKENS), 0)
 TOOL_NAMES = ("search", "read_file", "write_file", "run")
@@ -117,6 +121,58 @@ async def warm_us(
     return statistics.median(spent_us), size, tokens
 
 
+def least_s(work: Callable[[], object], repeats: int = 5) -> float:
+    """Return the least CPU of this thread, in seconds, of some runs: others make runs dearer."""
+    spent_s = []
+    for _ in range(repeats):
+        began_s = time.thread_time()
+        work()
+        spent_s.append(time.thread_time() - began_s)
+    return min(spent_s)
+
+
+def _each(way: Callable[[str], bytes], texts: Sequence[str]) -> None:
+    for text in texts:
+        way(text)
+
+
+def print_speeds(codec: TokenizerCodec, text: str) -> None:
+    """Print how fast new text becomes tokens, by each way that it may go, and known text."""
+    engine = codec._tokenizer._engine  # noqa: SLF001 - its ways are looked at one by one
+    pieces = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
+    spaced = [piece for piece in pieces if "  " not in piece and "\n " not in piece]
+
+    def slow(piece: str) -> bytes:
+        return pack_tokens(engine.slow_ids(piece, add_special_tokens=False))
+
+    ways: list[tuple[str, Callable[[str], bytes], list[str]]] = [
+        ("words that were seen before", engine.packed_short, spaced),
+        ("any text, words seen before", engine.packed_short, pieces),
+        ("tiktoken" if engine.is_fast else "tokenizers", engine.packed, pieces),
+        ("tokenizers alone", slow, pieces[:64]),
+    ]
+
+    def read() -> int:
+        tokens: int = codec.text_prompt(text, add_special_tokens=False).count
+        return tokens
+
+    def read_anew() -> int:
+        codec.forget()
+        return read()
+
+    rows = []
+    for name, way, texts in ways:
+        tokens = sum(len(way(piece)) for piece in texts) // TOKEN_BYTES
+        spent_s = least_s(partial(_each, way, texts))
+        rows.append((name, tokens / spent_s / 1e6))
+    rows.append(("a long new text, as a prompt", read() / least_s(read_anew) / 1e6))
+    print(f"millions of tokens per second and core; budget: {BUDGET_M_TOKENS}")
+    for name, speed in rows:
+        print(f"  {name:<30} {speed:>7.2f}")
+    segment_us = least_s(read) * 1e6 / len(pieces)
+    print(f"known text: {segment_us:.2f} us a segment of {PIECE_CHARS} characters; budget: 2")
+
+
 def slope_of(points: Sequence[tuple[float, float]]) -> float:
     """Return the log-log slope of the least squares line."""
     xs = [math.log(x) for x, _ in points]
@@ -129,6 +185,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", default="qwen3", choices=("qwen3", "tiny-chat", "gpt-oss"))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--speeds", action="store_true", help="no more than tokens per second")
     arguments = parser.parse_args()
     began = time.perf_counter()
     codec = codec_of(arguments.tokenizer)
@@ -141,6 +198,10 @@ async def main() -> None:
     cold_s = (time.process_time_ns() - began_ns) / 1e9
     tokens_per_char = prompt.count / len(sample)
     print(f"cold text: {prompt.count / cold_s / 1e6:.2f} M tokens/s per core")
+    if isinstance(codec, TokenizerCodec):
+        print_speeds(codec, sample)
+    if arguments.speeds:
+        return
     for path in (CHAT_PATH, COMPLETION_PATH):
         print(f"{path}: us of CPU per turn of {TURN_TOKENS} new tokens")
         points = []

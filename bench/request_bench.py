@@ -120,10 +120,14 @@ class Wire:
 
 
 class Replicas:
-    """Connections to replicas that answer in the next turn of the loop."""
+    """Connections to replicas that answer in the next turn of the loop.
+
+    Where ``answer`` is set, that one answers, with the connection to feed.
+    """
 
     def __init__(self, pool: UpstreamPool) -> None:
         self._loop = asyncio.get_running_loop()
+        self.answer: Callable[[UpstreamConnection], None] | None = None
         self.talk = Talk(b"", 0, 0)
         for port in PORTS:
             connection = UpstreamConnection(pool, Endpoint("127.0.0.1", port))
@@ -134,6 +138,9 @@ class Replicas:
     def _taker(self, connection: UpstreamConnection) -> Callable[[bytes], None]:
         def take(data: bytes) -> None:
             if data[:4] == b"POST":
+                if self.answer is not None:
+                    self.answer(connection)
+                    return
                 talk = self.talk
                 body = CHAT % (talk.prompt_tokens, talk.cached_tokens, WORDS)
             else:
@@ -148,7 +155,8 @@ class Client:
 
     def __init__(self, server: Server, replicas: Replicas) -> None:
         self._loop = asyncio.get_running_loop()
-        self._replicas = replicas
+        self.server = server
+        self.replicas = replicas
         self._left: list[Talk] = []
         self._done = self._loop.create_future()
         self._connection = server()
@@ -167,7 +175,7 @@ class Client:
 
     def _send(self) -> None:
         if self._left:
-            talk = self._replicas.talk = self._left.pop()
+            talk = self.replicas.talk = self._left.pop()
             self._connection.data_received(talk.request)
         else:
             self._done.set_result(None)

@@ -69,7 +69,9 @@ class Rig:
 
 
 @contextlib.contextmanager
-def rig(tokenizer: Path | None, *, shares_cores: bool = False) -> Iterator[Rig]:
+def rig(
+    tokenizer: Path | None, *, shares_cores: bool = False, replicas: int = REPLICAS
+) -> Iterator[Rig]:
     """Start stub replicas; stop everything at the end and tell how noisy the machine was.
 
     Stub and load have a core of their own unless ``shares_cores``. Without ``tokenizer`` one of
@@ -79,7 +81,7 @@ def rig(tokenizer: Path | None, *, shares_cores: bool = False) -> Iterator[Rig]:
     with (
         tempfile.TemporaryDirectory() as name,
         on_core(None if shares_cores else LOAD_CORE),
-        Stub(REPLICAS) as stub,
+        Stub(replicas) as stub,
     ):
         directory = Path(name)
         model = tokenizer or write_tokenizer(directory / "tokenizer", 0)

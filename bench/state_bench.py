@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from state.block_table import DictTable
 from state.client import RedisSettings, command_client, run_command
 from state.embedded import EmbeddedValkey
 from state.mirror import Mirror
@@ -39,7 +40,7 @@ from state.model import (
     Tier,
 )
 from state.redis_writer import RedisWriter
-from state.residency import ENTRY_BYTES, HOLDER_BYTES, Residency
+from state.residency import HOLDER_BYTES, Residency
 from state.schema import STREAM_CAP_ENTRIES, ReplicaKeys
 from state.timing import StoreTiming
 
@@ -110,7 +111,7 @@ def index_memory(kind: str, blocks: int) -> None:
 
 def bounded(blocks: int) -> None:
     """Print CPU per stored block of an index at its bound, and of one without."""
-    bound = blocks // 4 * (ENTRY_BYTES + HOLDER_BYTES)
+    bound = blocks // 4 * (DictTable.entry_bytes + HOLDER_BYTES)
     for max_bytes in (None, bound):
         residency = Residency(max_bytes)
         stored = fresh_blocks(blocks, 1)
@@ -284,7 +285,11 @@ def router_rows(blocks: int) -> list[Row]:
         ("router, per block, grown", f"{grown:.0f} B", "one holder, never removed"),
         ("router, per block, churned", f"{churned:.0f} B", "each replaced three times"),
         ("router, per further holder", f"{holders:.0f} B", ""),
-        ("  as estimated", f"{ENTRY_BYTES} + {HOLDER_BYTES} B", "what state.mirror_bytes counts"),
+        (
+            "  as estimated",
+            f"{DictTable.entry_bytes} + {HOLDER_BYTES} B",
+            "what state.mirror_bytes counts",
+        ),
         ("longest store of 2,048", f"{slowest_s * 1e3:.0f} ms", "the table grows"),
         ("store", f"{free_ns:.0f} ns per block", "no bound"),
         ("store and evict", f"{bounded_ns:.0f} ns per block", "at the bound, one chain asked"),

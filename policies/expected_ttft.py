@@ -23,6 +23,9 @@ every replica: each stalls its replica for the whole of X. Copies still under wa
 as parts; the rate says how many will come while few have. Where a copy takes t < 1 s, m^2t counts:
 short prefixes may be everywhere.
 
+With ``inflight_bound`` a replica that has more than its part of the requests in flight costs 1e9 ms
+more: a hard bound for fleets whose costs are not calibrated.
+
 Where replicas can fetch pages from each other, X is at most pulling what the best match holds and
 computing the rest. Unknown is unknown: an engine that reports no queue counts as the mean.
 """
@@ -32,7 +35,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from policies.draw import draw_below
 from policies.hot import POPULAR_S
@@ -60,6 +63,9 @@ ASSUMED_FULL: Final = 0.4
 HOT_FULL: Final = 0.4
 """So full counts a cache at least to which a hot prefix is copied: a crowd waits meanwhile."""
 
+FULL_MS: Final = 1e9
+"""What a replica beyond ``inflight_bound`` costs more than any other."""
+
 Weight = Annotated[float, Meta(ge=0, le=100)]
 Milliseconds = Annotated[float, Meta(ge=0, le=1e6)]
 
@@ -77,7 +83,8 @@ class ExpectedTtft(
     ``kv_wait``: count the time until enough KV memory is free. ``fetch_token_ms`` is what a token
     costs from the replica's own host memory or disk, ``pull_token_ms`` from another replica (None:
     choices do not count on that). Scores within ``margin_ms`` are equal: the fewest active requests
-    decide, then a draw.
+    decide, then a draw. ``inflight_bound``: a replica takes no request with which it had over so
+    many times the fleet's mean in flight, and one, whatever it holds; None: costs alone decide.
     """
 
     prefill: PrefillCost = PrefillCost()
@@ -90,6 +97,7 @@ class ExpectedTtft(
     fetch_token_ms: Milliseconds = 0.0375
     pull_token_ms: Milliseconds | None = None
     margin_ms: Milliseconds = 1.0
+    inflight_bound: Annotated[float, Meta(ge=1, le=100)] | None = None
 
     def pick(self, request: RoutingRequest, fleet: tuple[ReplicaView, ...]) -> Decision | None:
         """Return the decision; None when the fleet is empty."""
@@ -98,6 +106,8 @@ class ExpectedTtft(
         most_tokens = max([view.cached_tokens for view in fleet])
         source = _source(fleet) if self.pull_token_ms is not None else None
         candidates = self._candidates(request, fleet, most_tokens, source)
+        if self.inflight_bound is not None:
+            candidates = _bounded(candidates, fleet, self.inflight_bound)
         return self._decided(request, fleet, candidates, most_tokens, source)
 
     def _candidates(
@@ -255,6 +265,19 @@ class ExpectedTtft(
             else 0.5 * self.prefill.ms(request.prompt_tokens, 0)
         )
         return [queue * each_ms for queue in queues]
+
+
+def _bounded(
+    candidates: tuple[Candidate, ...], fleet: tuple[ReplicaView, ...], bound: float
+) -> tuple[Candidate, ...]:
+    """Return the candidates with what puts those last that have no room; one always has some."""
+    room = bound * (sum([view.inflight for view in fleet]) + 1) / len(fleet) + 1
+    found = []
+    for one, view in zip(candidates, fleet, strict=True):
+        full_ms = FULL_MS if view.inflight + 1 > room else 0.0
+        terms = {**one.terms, "full": full_ms}
+        found.append(structs.replace(one, score=one.score + full_ms, terms=terms))
+    return tuple(found)
 
 
 def _covering_heat(request: RoutingRequest, most_tokens: int) -> Heat | None:

@@ -37,7 +37,7 @@ from policies.model import Heat
 from policies.sketch import PrefixSketch, SketchBounds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from policies.sketch import PrefixNode
     from state.model import BlockId, ReplicaId
@@ -75,6 +75,18 @@ class HotPrefix(NamedTuple):
     tokens: int
     rate_per_s: float
     holders: frozenset[ReplicaId]
+
+
+class Step(NamedTuple):
+    """One part of a prompt's way: the prefix of so many blocks, how often it comes, its holders.
+
+    ``arrivals`` and ``rate_per_s`` are decayed to now; ``wanted_holders`` is 1 where it is not hot.
+    """
+
+    blocks: int
+    arrivals: float
+    rate_per_s: float
+    wanted_holders: int
 
 
 NO_HEAT: Final = Arrival()
@@ -191,6 +203,18 @@ class HeatMap:
         ]
         return nlargest(most, found, key=lambda hot: hot.tokens * hot.rate_per_s)
 
+    def trail(self, chain: Sequence[BlockId], now_s: float) -> list[Step]:
+        """Return the parts of the way of ``chain``, shallow to deep; it is counted nowhere."""
+        sketch, window_s = self._sketch, self._settings.burst_window_s
+        if sketch is None:
+            return []
+        steps = []
+        for node, blocks in sketch.walk(chain):
+            left = sketch.faded(node, now_s)
+            rate_per_s = sketch.rate_per_s(node, now_s, window_s) * left
+            steps.append(Step(blocks, node.arrivals * left, rate_per_s, node.wanted_holders))
+        return steps
+
     def beginnings(self, now_s: float) -> list[float]:
         """Return how often each beginning of a prompt arrived, decayed to ``now_s``.
 
@@ -248,9 +272,15 @@ def _holders(node: PrefixNode, replicas: tuple[ReplicaId, ...]) -> frozenset[Rep
         if placed_over == replicas and len(holders) == node.wanted_holders:
             return holders
 
-    def weight(replica: ReplicaId) -> int:
-        return xxhash.xxh3_64_intdigest(node.name + replica.encode())
-
-    holders = frozenset(nlargest(node.wanted_holders, replicas, key=weight))
+    holders = frozenset(rendezvous(node.name, replicas)[: node.wanted_holders])
     node.placed = (replicas, holders)
     return holders
+
+
+def rendezvous(prefix: bytes, replicas: Iterable[ReplicaId]) -> list[ReplicaId]:
+    """Return the replicas in the order in which they should hold ``prefix``, on every router."""
+
+    def weight(replica: ReplicaId) -> int:
+        return xxhash.xxh3_64_intdigest(prefix + replica.encode())
+
+    return sorted(replicas, key=weight, reverse=True)

@@ -155,6 +155,24 @@ class PrefixSketch:
         self._make_room(now_s)
         return path
 
+    def walk(self, chain: Sequence[BlockId]) -> list[tuple[PrefixNode, int]]:
+        """Return the nodes on the way of ``chain``, and how deep it goes with each; counts nothing.
+
+        The depth is in blocks of the chain; the last node's run may go on beyond it.
+        """
+        node, depth = self.root, 0
+        path: list[tuple[PrefixNode, int]] = []
+        while depth < len(chain) and len(path) < FORKS:
+            child = node.children.get(chain[depth])
+            if child is None:
+                break
+            depth += _matching_blocks(child.packed, chain, depth)
+            path.append((child, depth))
+            if depth < child.end_blocks:
+                break
+            node = child
+        return path
+
     def _is_open(self, node: PrefixNode) -> bool:
         return not node.children and node.arrivals < self._bounds.settled_arrivals
 

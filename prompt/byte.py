@@ -94,6 +94,11 @@ class ByteCodec:
         packed = self.text_tokens(text, add_special_tokens=add_special_tokens)
         return PromptTokens(packed=packed, is_exact=False)
 
+    @property
+    def used_bytes(self) -> int:
+        """See ``PrefixCodec``; nothing is remembered of a text."""
+        return 0
+
     def forget(self) -> None:
         """See ``PrefixCodec``; nothing is remembered of a text."""
 

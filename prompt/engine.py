@@ -9,6 +9,7 @@ texts are looked up word by word (``prompt.word``), proved in the same way.
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,8 @@ _BATCH: Final = 4096
 _PROBED_ENTRIES: Final = 20_000
 _ASCII: Final = bytes(range(128))
 _BYTES: Final = 256
+_NONE_ADDED: Final[frozenset[str]] = frozenset()
+_IS_LITTLE: Final = sys.byteorder == "little"
 _CORPUS: Final = (
     "Hello, world! It's 12345 o'clock; you'll've seen THEY'RE 3.14159 and x_y-z.",
     "  indented\n\tcode = {'a': [1, 2], \"b\": None}\r\n\r\n    return f(x)  \n\n\n",
@@ -55,6 +58,7 @@ class Engine:
         self._assigned: set[str] = set()
         self._fast = _converted(definition, shape)
         self._added = frozenset(shape.added) if shape is not None else frozenset()
+        self._added_begins = tuple(sorted({content[0] for content in self._added}))
         if self._fast is not None and not self._is_proved(definition, self.ids):
             self._fast = None
         self._words = self._table(definition, shape)
@@ -74,16 +78,29 @@ class Engine:
 
     def packed(self, text: str) -> bytes:
         """Return the same, packed."""
-        return pack_tokens(self.ids(text))
+        if self._fast is not None and len(text) <= MAX_FAST_CHARS and self._is_common(text):
+            packed = _tried_packed(self._fast, text, self._added_in(text))
+            if packed is not None:
+                return packed
+        return pack_tokens(self.slow_ids(text, add_special_tokens=False))
+
+    def _added_in(self, text: str) -> frozenset[str]:
+        """Return the added tokens where ``text`` may have one: to be given them takes time."""
+        for begin in self._added_begins:
+            if begin in text:
+                return self._added
+        return _NONE_ADDED
 
     def packed_short(self, text: str) -> bytes:
         """Return the same; the faster way for text of a few thousand characters."""
-        packed = self._words.packed(text) if self._words is not None else None
+        words = self._words
+        packed = words.packed(text) if words is not None and self._is_common(text) else None
         return self.packed(text) if packed is None else packed
 
     def packed_again(self, text: str) -> bytes:
         """Return the same for a short prompt, parts of which come again with the next one."""
-        packed = self._words.packed_again(text) if self._words is not None else None
+        words = self._words
+        packed = words.packed_again(text) if words is not None and self._is_common(text) else None
         return self.packed(text) if packed is None else packed
 
     def forget(self) -> None:
@@ -92,7 +109,7 @@ class Engine:
             self._words.forget()
 
     def _piece(self, text: str) -> bytes:
-        """Return the packed ids of one ASCII piece, which holds no added token."""
+        """Return the packed ids of one piece of common text, which holds no added token."""
         if self._fast is None or len(text) > MAX_PIECE_CHARS:
             return self.packed(text)
         return pack_tokens(self._fast.encode_ordinary(text))
@@ -156,8 +173,14 @@ class Engine:
 
 
 def _tried(fast: Any, text: str, added: frozenset[str]) -> list[int] | None:
+    packed = _tried_packed(fast, text, added)
+    return None if packed is None else unpack_tokens(packed)
+
+
+def _tried_packed(fast: Any, text: str, added: frozenset[str]) -> bytes | None:
+    """Return the packed ids by ``tiktoken``, which gives them as numbers of this machine."""
     try:
-        ids: list[int] = fast.encode(text, added)
+        packed = bytes(fast.encode_to_tiktoken_buffer(text, added))
     except ValueError:  # no UTF-8, or too much backtracking
         return None
     except BaseException as error:
@@ -165,7 +188,7 @@ def _tried(fast: Any, text: str, added: frozenset[str]) -> list[int] | None:
         if type(error).__name__ != _PANIC:
             raise
         return None
-    return ids
+    return packed if _IS_LITTLE else pack_tokens(memoryview(packed).cast("I"))
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from prompt.run import CountedTokens
 from state.prefix import TOKEN_BYTES, chain_of
 
 if TYPE_CHECKING:
@@ -132,6 +133,10 @@ class PromptTokens:
             yield
         return tuple(chain)
 
+    def counted(self) -> PromptTokens:
+        """Return what knows the number of the ids alone: for a prompt that is routed already."""
+        return PromptTokens(run=CountedTokens(self.count), is_exact=self.is_exact)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PromptTokens):
             return NotImplemented
@@ -170,3 +175,12 @@ class ReadPrompt(Struct, frozen=True, kw_only=True):
     def is_rough(self) -> bool:
         """Whether a prompt is known by its bytes alone, and an engine may know more."""
         return not self.has_media and any(not tokens.is_exact for tokens in self.prompts)
+
+    def counted(self) -> ReadPrompt:
+        """Return the same without any ids: how many there are of them stays known."""
+        return structs.replace(
+            self,
+            prompts=tuple([tokens.counted() for tokens in self.prompts]),
+            shadows=tuple([tokens.counted() for tokens in self.shadows]),
+            head=self.head.counted() if self.head is not None else None,
+        )

@@ -1,25 +1,27 @@
 """What a conversation began with: bytes that are the same in each of its turns, and few others.
 
 A chat begins with all messages up to the user's first one; of a plain prompt the beginning is all
-there is to go by. Nothing of it is kept: it is there to be hashed.
+there is to go by. Only a hash of it is kept, for as long as the request.
 """
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 OPENING_BYTES: Final = 4_096
 """Of a prompt without messages, as JSON has it."""
+DIGEST_BYTES: Final = 16
 _USER: Final = "user"
 
 
 class _Body(Struct):
-    messages: Raw | None = None
-    input: Raw | None = None
-    prompt: Raw | None = None
+    messages: Raw | UnsetType = UNSET
+    input: Raw | UnsetType = UNSET
+    prompt: Raw | UnsetType = UNSET
 
 
 class _Message(Struct):
@@ -33,14 +35,14 @@ _MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def opening_of(body: bytes) -> bytes | None:
-    """Return the beginning of the conversation in an inference request's body; None without one."""
+    """Return the digest of what the conversation in a request's body began with; None without."""
     try:
         told = _body.decode(body)
     except _MALFORMED:
         return None
     for raw in (told.messages, told.input, told.prompt):
-        if raw is not None:
-            return _beginning(bytes(raw))
+        if isinstance(raw, Raw):
+            return blake2b(_beginning(bytes(raw)), digest_size=DIGEST_BYTES).digest()
     return None
 
 

@@ -20,7 +20,7 @@ from prompt.model import PromptTokens, ReadPrompt, Unroutable, UnroutablePromptE
 from prompt.passage import Passage, Passages
 from prompt.request import decode_chat, decode_completion
 from prompt.response import decode_response
-from prompt.turn import ChatTurns, Turn
+from prompt.turn import DEFAULT_BODY_BYTES, ChatTurns, Turn
 from state.prefix import pack_tokens
 
 if TYPE_CHECKING:
@@ -48,15 +48,17 @@ class PromptReader:
     """Reads prompts with the codec of their model, or the fallback for unknown models.
 
     ``base_of`` names the model whose codec reads the prompts of another one: an adapter's.
+    ``kept_bytes`` bounds the bodies that are kept: of chats and of completions, and large ones.
     Owns its threads: use it as an asynchronous context manager, or close it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - bounds, each by its name
         self,
         codecs: Mapping[str, Codec],
         fallback: Codec,
         *,
         base_of: Callable[[str], str | None] = lambda _: None,
+        kept_bytes: int = DEFAULT_BODY_BYTES,
         short_body_bytes: int = SHORT_BODY_BYTES,
         inline_body_bytes: int = INLINE_BODY_BYTES,
         max_threads: int = 2,
@@ -75,10 +77,11 @@ class PromptReader:
         self._inline_body_bytes = inline_body_bytes
         self._max_pending = max_threads + max_waiting
         self._pending = 0
-        self._turns = ChatTurns()
-        self._passages = Passages()
+        self._kept_bytes = kept_bytes
+        self._turns = ChatTurns(kept_bytes)
+        self._passages = Passages(kept_bytes)
         self.lane = Lane()
-        self._large = (ChatTurns(), Passages())
+        self._large = (ChatTurns(kept_bytes), Passages(kept_bytes))
         self._threads = ThreadPoolExecutor(max_threads, thread_name_prefix="prompt")
 
     async def __aenter__(self) -> Self:
@@ -114,11 +117,20 @@ class PromptReader:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.lane.close()
 
+    @property
+    def used_bytes(self) -> int:
+        """What is kept of bodies and texts, in bytes; what was decoded of them weighs as much."""
+        turns, passages = self._large
+        bodies = self._turns.used_bytes + self._passages.used_bytes
+        large = turns.used_bytes + passages.used_bytes
+        return bodies + large + sum(one.used_bytes for one in self._prefix_codecs.values())
+
     def forget(self) -> None:
         """Forget every prompt: what comes next is read and tokenized anew."""
         self._turns.forget()
         self._passages.forget()
-        self._large = (ChatTurns(), Passages())  # what the lane reads now is not kept
+        # What the lane reads now is not kept.
+        self._large = (ChatTurns(self._kept_bytes), Passages(self._kept_bytes))
         for codec in self._prefix_codecs.values():
             codec.forget()
 

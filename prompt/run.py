@@ -125,3 +125,29 @@ class RunTokens:
         rest = self.run.packed(begin, self.shared) + self.rest
         parent = blocks[-1] if blocks else root
         return (*blocks, *chain_of(parent, rest, block_tokens, chain_key))
+
+
+class CountedTokens(RunTokens):
+    """A prompt whose ids were let go: only their number is known any more."""
+
+    __slots__ = ()
+
+    def __init__(self, count: int) -> None:
+        super().__init__(_NO_RUN, count, b"")
+
+    def packed(self) -> bytes:
+        """Raise LookupError."""
+        raise LookupError(_LET_GO)
+
+    def chain(
+        self,
+        root: BlockId,  # noqa: ARG002 - as of what has ids
+        block_tokens: int,  # noqa: ARG002
+        chain_key: ChainKey,  # noqa: ARG002
+    ) -> tuple[BlockId, ...]:
+        """Raise LookupError."""
+        raise LookupError(_LET_GO)
+
+
+_NO_RUN: Final = TokenRun()
+_LET_GO: Final = "the ids of this prompt were let go"

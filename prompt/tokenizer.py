@@ -137,6 +137,11 @@ class Tokenizer:
             return self._engine.packed_again(text)
         return pack_tokens(self.encode(text, add_special_tokens=add_special_tokens))
 
+    @property
+    def used_bytes(self) -> int:
+        """What is kept of texts, in bytes; tokens weigh about as much again."""
+        return sum(kept.used_bytes for kept in (self.plain, self.framed) if kept is not None)
+
     def forget(self) -> None:
         """Forget every text; single words stay."""
         self._engine.forget()

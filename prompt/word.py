@@ -1,10 +1,12 @@
-r"""Short ASCII texts to ids by looking words up: the fastest way for the new end of a conversation.
+r"""Short texts to ids by looking words up: the fastest way for the new end of a conversation.
 
 Byte-level BPE never merges across the pieces that the pre-tokenizer pattern cuts. So the ids of a
 text are those of its pieces, one after the other, and prose has few different ones: an engine is
 asked once per piece, and the rest is one pass of the pattern and one look-up per piece.
 
-Only ASCII is done here, where the patterns say the same with plain classes: letters are
+A space behind other text begins a piece in every script (``prompt.boundary``): where no space
+stands behind white space, a text is its words, each with the space before it. Other texts are done
+here where they are ASCII and the patterns say the same with plain classes: letters are
 ``[A-Za-z]``, numbers ``[0-9]``, white space ``[\t-\r ]``, and there are no marks or other letters.
 Whether that gives equal ids is tried at load (``prompt.engine``).
 """
@@ -34,6 +36,10 @@ _CLASSES: Final = (
     (r"\S", r"[^\t-\r ]"),
     (r"\s", r"[\t-\r ]"),
 )
+
+
+_SPACED: Final = re.compile(r"\s ")
+"""Python's white space is a superset of Unicode's, as for ``prompt.boundary``."""
 
 
 def ascii_pattern(pattern: str) -> str:
@@ -79,14 +85,18 @@ class WordTable:
         self._split = re.compile(f"({names or '(?!)'})").split
 
     def packed(self, text: str) -> bytes | None:
-        """Return the packed ids of ``text``; None where it is not ASCII."""
-        return self._joined(text, self._words_of(text)) if text.isascii() else None
+        """Return the packed ids of ``text``; None where that takes the whole pattern.
+
+        Other than ASCII it has to be as the tokenizer's normalizer leaves it.
+        """
+        words_of = self._words_of(text)
+        return None if words_of is None else self._joined(text, words_of)
 
     def packed_again(self, text: str) -> bytes | None:
         """Return the same for a prompt whose messages come again: they are kept, a few thousand."""
-        if not text.isascii():
+        words_of, texts = self._words_of(text), self._texts
+        if words_of is None:
             return None
-        texts, words_of = self._texts, self._words_of(text)
 
         def known(part: str) -> bytes:
             packed = texts.get(part)
@@ -114,13 +124,15 @@ class WordTable:
             [added[part] if at & 1 else words_of(part) for at, part in enumerate(parts) if part]
         )
 
-    def _words_of(self, text: str) -> Callable[[str], bytes]:
-        """Return what gives the ids of parts of ``text`` without added tokens.
+    def _words_of(self, text: str) -> Callable[[str], bytes] | None:
+        """Return what gives the ids of parts of ``text`` without added tokens, where that is here.
 
         A space after another character than white space begins a piece (``prompt.boundary``): where
         all do, a word and the space before it are looked up at once.
         """
-        return self._pieces if _is_wide(text) else self._words
+        if text.isascii():
+            return self._pieces if _is_wide(text) else self._words
+        return None if _SPACED.search(text) else self._words
 
     def _words(self, text: str) -> bytes:
         if len(text) <= SHORT_CHARS:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 HEADER_START: Final = b'{"warmroute"'
+PROCESS: Final = ".p"
+"""What the name of one process's log ends in, before its number."""
 PACKED: Final = ".zst"
 """What the name of an older file ends in, once it is compressed."""
 
@@ -113,6 +115,7 @@ class LoggedDecision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     block_tokens: int | None = None
     prompts: tuple[LoggedPrompt, ...] | None = None
     settings_version: int = 0
+    side: str | None = None
 
 
 class Place(NamedTuple):
@@ -183,17 +186,39 @@ class DecisionLogReader:
 def log_files(path: Path) -> list[Path]:
     """Return the files of the log at ``path``, oldest first; the newest may be just rotated away.
 
-    Raises TraceError where there are none.
+    Of a router of several processes these are the logs ``path.p0``, ``path.p1`` and so on, one
+    after the other. Raises TraceError where there are none.
     """
+    files = _rotated(path)
+    for number in sorted(map(int, _processes(path))):
+        files += _rotated(path.with_name(f"{path.name}{PROCESS}{number}"))
+    if not files:
+        message = f"{path}: no such file"
+        raise TraceError(message)
+    return files
+
+
+def _rotated(path: Path) -> list[Path]:
     files = [path] if path.exists() else []
     number = 1
     while (older := _as_it_is(path.with_name(f"{path.name}.{number}"))).exists():
         files.append(older)
         number += 1
-    if not files:
-        message = f"{path}: no such file"
-        raise TraceError(message)
     return files[::-1]
+
+
+def _processes(path: Path) -> set[str]:
+    """Return the numbers of the processes that logged, each beside ``path``."""
+    start = path.name + PROCESS
+    found = (one.name.removeprefix(start).split(".")[0] for one in _beside(path, start))
+    return {number for number in found if number.isdecimal()}
+
+
+def _beside(path: Path, start: str) -> list[Path]:
+    folder = path.parent
+    return (
+        [one for one in folder.iterdir() if one.name.startswith(start)] if folder.is_dir() else []
+    )
 
 
 def _as_it_is(path: Path) -> Path:

@@ -52,7 +52,7 @@ class AccessLine(Struct, frozen=True):
 
     ``status`` 499: the client left first. Tokens are what the engine counted, ``prompt_tokens``
     what the router did where the engine told nothing. ``error`` is why the last attempt did not end
-    well. Bytes are those of bodies.
+    well. Bytes are those of bodies. ``side`` is that of a canary, where there is one.
     """
 
     unix_s: float
@@ -78,6 +78,7 @@ class AccessLine(Struct, frozen=True):
     attempts: int
     request_bytes: int | None
     response_bytes: int | None
+    side: str | None = None
 
 
 class StandardError:
@@ -156,6 +157,7 @@ def line_of(call: Call, record: DecisionRecord) -> AccessLine:
         len(record.attempts),
         call.body_bytes,
         call.relayed.body_bytes if call.relayed is not None else None,
+        record.side,
     )
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from router.chooser import Choice, Routed
     from router.observer import Usage
     from router.proxy import ProxyParts
+    from router.quarantine import Key
     from router.quota import Slot
     from router.rate import RateSlot
     from router.relay import Relayed
@@ -38,6 +39,10 @@ class Call:
     """Of the trace that it came with, or that begins with it."""
     spans: RequestSpans | None = None
     """Where it is traced."""
+    body: bytes = b""
+    """As it goes to replicas; empty before it came, and once its answer goes on for long."""
+    key: Key | None = None
+    """By what the quarantine knows it, where the body is gone."""
     body_bytes: int | None = None
     """Of its body as it went on; None where that did not come."""
     tenant: Tenant | None = None
@@ -111,4 +116,5 @@ def record_of(parts: ProxyParts, call: Call, usage: Usage | None) -> DecisionRec
         is_salted=bool(prompt.salt) if prompt is not None else False,
         trace_id=call.trace_id,
         settings_version=decided_by.settings_version,
+        side=routed.assigned.side.value if routed is not None and routed.assigned else None,
     )

@@ -19,6 +19,7 @@ from prompt.codec import load_codec
 from prompt.reader import PromptReader
 from router.admin import Admin, AdminParts, admin_routes
 from router.billing import open_billing
+from router.canary import open_canary
 from router.chooser import Chooser, Knowledge
 from router.concurrency import learned_limits
 from router.diagnosis import Diagnoses
@@ -28,6 +29,7 @@ from router.feedback import Feedback
 from router.fleet import FleetTable
 from router.gate import open_gate
 from router.health import Health
+from router.hedge import Hedging
 from router.history import History
 from router.metrics import Metrics
 from router.mint import Mint
@@ -39,6 +41,7 @@ from router.replica_view import FleetView, ViewParts
 from router.resilience import Resilience, ResilienceParts
 from router.saving import open_savings
 from router.shadow_policy import open_shadow
+from router.supervisor.share import share_of
 from router.token_source import TokenSource, TokenSourceParts
 from router.trace import DecisionTrace
 from router.trust_metrics import TrustMetrics
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     from router.setting_life import SettingLife
     from router.tls import TlsWatch
     from router.tracing import Tracing
+    from router.warm_up import WarmUps
     from state.mirror import Mirror
     from state.model import ReplicaId
 
@@ -99,7 +103,9 @@ class App:
     ) -> None:
         clock = time.monotonic
         seed = config.seed if config.seed is not None else secrets.randbits(63)
-        self.config = config
+        self.whole = config
+        """What is configured for all processes; ``config`` is this one's share."""
+        self.config = config = share_of(config)
         self.reader = reader
         self.pool = UpstreamPool(UpstreamSettings(**structs.asdict(config.upstream)))
         self.know = _knowledge(config, reader)
@@ -112,14 +118,9 @@ class App:
         self.metrics.registry.register(self.discovery.directory)
         self.resilience = self._build_resilience(jitter)
         self.upkeep = Upkeep(
-            self.know,
-            self.fleet,
-            config.placements.guess_s,
-            clock,
-            self.feedback,
-            self.resilience,
+            self.know, self.fleet, config.placements.guess_s, clock, self.feedback, self.resilience
         )
-        self.prompts = PromptReader(codecs, load_codec(None), base_of=self.fleet.adapters.base_of)
+        self.prompts = self._prompt_reader(codecs)
         self.trace = DecisionTrace(config.decisions_kept)
         self.metrics.registry.register(TrustMetrics(self.feedback, self.fleet.members))
         self.decisions = decisions
@@ -133,6 +134,7 @@ class App:
         self.lifecycle: Lifecycle | None = None
         self.tls: TlsWatch | None = None
         self.settings: SettingLife | None = None
+        self.warm_ups: WarmUps | None = None
         self.access: AccessLog | None = None
         self.billing = open_billing(config, self.metrics.registry) if config.tenants else None
         self.chooser = self._build_chooser(seed)
@@ -141,7 +143,9 @@ class App:
         registry = self.metrics.registry
         self.recording = open_recording(config.recording, registry, time.time)
         self.shadow = open_shadow(config.shadow, lambda: self.chooser.decided_by, registry, clock)
+        self.canary = open_canary(self.chooser, registry, time.time)
         self.proxy = Proxy(self._proxy_parts())
+        self._hedge()
         self.view = self._build_view()
         self.admin = self._build_admin()
         self._wire_gauges()
@@ -177,7 +181,21 @@ class App:
             history=self.history,
             recording=self.recording,
             shadow=self.shadow,
+            canary=self.canary,
         )
+
+    def _hedge(self) -> None:
+        """Let slow first bytes be hedged, where that is configured."""
+        if self.config.hedge.enabled:
+            leases, overload = self.know.leases, self.entrance.overload
+            hedging = Hedging(
+                self.proxy.parts,
+                self.proxy.attempts,
+                leases.inflight,
+                lambda: bool(overload.rung),
+            )
+            self.proxy.hedging = hedging
+            self.metrics.registry.register(hedging)
 
     def _build_resilience(self, rng: random.Random) -> Resilience:
         return Resilience(
@@ -224,7 +242,7 @@ class App:
                 config=self.config,
                 know=self.know,
                 reader=self.reader,
-                routers=lambda: self.reader.routers,
+                routers=lambda: max(self.reader.routers, self.config.processes),
                 fleet=self.fleet,
                 pulse=self.health,
                 candidates=self.resilience.availability.candidates,
@@ -276,7 +294,11 @@ class App:
 
     def aside(self) -> dict[str, Callable[[], Awaitable[None]]]:
         """Return what runs beside the requests and is not needed for any."""
-        found = {"recording": self.recording, "shadow": self.shadow}
+        found = {
+            "recording": self.recording,
+            "shadow": self.shadow,
+            "warm-up": self.warm_ups,
+        }
         return {name: part.run for name, part in found.items() if part is not None}
 
     def log_access(self, access: AccessLog | None) -> None:
@@ -290,6 +312,10 @@ class App:
         self.proxy.tracing = tracing
         if tracing is not None:
             self.metrics.registry.register(tracing)
+
+    def _prompt_reader(self, codecs: Mapping[str, Codec]) -> PromptReader:
+        base_of, kept_bytes = self.fleet.adapters.base_of, self.config.prompt_bytes
+        return PromptReader(codecs, load_codec(None), base_of=base_of, kept_bytes=kept_bytes)
 
     def holdings(self) -> Mapping[ReplicaId, int]:
         """Return the blocks that each replica is known, or guessed, to hold."""
@@ -312,5 +338,7 @@ class App:
             gauges.lookups = self.reader.counts.by_outcome
         gauges.held_requests = self.entrance.waiting
         gauges.loop_lag_s = lambda: self.upkeep.loop_lag_s
+        gauges.spreads.append(self.upkeep.lags)
         gauges.open_connections = lambda: self.pool.open_connections
         gauges.unusable_records = lambda: len(self.fleet.unusable)
+        gauges.prompt_bytes = lambda: self.prompts.used_bytes

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from router.error import ReplicaBusyError, ReplicaError
 from router.exchange import BUSY_STATUSES
 from router.forecast import credits_of, promised_tokens
+from router.long_answer import lighten
 from router.relay import LeftAfterEndError, RelayRequest, relay
 from router.retry import BUSY_WAIT_S
 from router.server import DONE_PATHS
@@ -19,9 +20,12 @@ from router.tracing import with_parent
 from state.lease import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from router.account import Call
     from router.chooser import Choice
     from router.proxy import ProxyParts
+    from router.race import Lane
     from router.relay import Relayed
     from router.request import Request
     from router.wire import ClientStream
@@ -32,17 +36,25 @@ OUTCOMES: Final = {name: outcome for outcome, name in NAMES.items()}
 NO_STATUSES: frozenset[int] = frozenset()
 DONE_MARKER = b"[DONE]"
 """Ends the streams of chat and text completions; other APIs have marks of their own."""
+HEDGE_LOST: Final = "hedge_lost"
+"""Ends an attempt when another one, of the same request, was first."""
 RECEIPT_PREFIX = "x-warmroute-"
 
 
 class Attempts:
     """Runs attempts with the proxy's parts."""
 
-    def __init__(self, parts: ProxyParts) -> None:
+    def __init__(self, parts: ProxyParts, keeps_ids: Callable[[], bool] = lambda: False) -> None:
         self._parts = parts
+        self._keeps_ids = keeps_ids
 
-    async def run(self, request: Request, body: bytes, call: Call, choice: Choice) -> ClientStream:
-        """Relay to the chosen replica; give back what the choice took, whatever happens."""
+    async def run(
+        self, request: Request, call: Call, choice: Choice, lane: Lane | None = None
+    ) -> ClientStream:
+        """Relay to the chosen replica; give back what the choice took, whatever happens.
+
+        Where another attempt won in its ``lane`` the request's account is left to that one.
+        """
         outcome = Outcome.CANCELLED
         reason: str | None = "client left"
         ttft_s: float | None = None
@@ -61,7 +73,7 @@ class Attempts:
         try:
             relayed = await relay(
                 request,
-                self._outbound(request, body, call, choice, span),
+                self._outbound(request, call, choice, span, lane),
                 choice.member.endpoint,
                 self._parts.pool,
                 self._receipts(choice, call) + (call.rate.headers() if call.rate else ()),
@@ -79,7 +91,11 @@ class Attempts:
             call.relayed, call.status, call.outcome = relayed, relayed.status, relayed.outcome
             return relayed.response
         finally:
-            usage = call.relayed.usage if call.relayed is not None else None
+            is_lost = lane is not None and lane.is_lost
+            if is_lost:
+                outcome, reason = Outcome.CANCELLED, HEDGE_LOST
+            own = None if is_lost else call.relayed
+            usage = own.usage if own is not None else None
             output_tokens = usage.completion_tokens if usage is not None else None
             choice.finish(
                 outcome,
@@ -87,10 +103,11 @@ class Attempts:
                 output_tokens=output_tokens,
                 now_s=self._parts.clock(),
             )
-            self._give_way(choice, reason, call.relayed)
-            call.ttft_s = ttft_s
+            self._give_way(choice, reason, own)
+            if not is_lost:
+                call.ttft_s = ttft_s
             call.choices.append(choice)
-            self._note(call, choice, outcome, reason, span)
+            self._note(call, choice, outcome, reason, span, lane)
 
     def _note(
         self,
@@ -99,6 +116,7 @@ class Attempts:
         outcome: Outcome,
         reason: str | None,
         span: tuple[int, bytes] | None,
+        lane: Lane | None,
     ) -> None:
         """Account the attempt that has ended."""
         if span is not None and call.spans is not None:
@@ -113,6 +131,7 @@ class Attempts:
                 choice.kv_source.replica if choice.kv_source is not None else None,
                 credits_of(call.routed),
                 promised_tokens(call.routed, choice.member.replica),
+                is_hedge=lane is not None and lane.is_hedge,
             )
         )
 
@@ -126,10 +145,10 @@ class Attempts:
     def _outbound(
         self,
         request: Request,
-        body: bytes,
         call: Call,
         choice: Choice,
         span: tuple[int, bytes] | None = None,
+        lane: Lane | None = None,
     ) -> RelayRequest:
         """Return what goes to the replica; a busy one is passed over once, if there are others.
 
@@ -151,7 +170,7 @@ class Attempts:
             request.method,
             request.target,
             request.headers,
-            body,
+            call.body,
             call.client_request_id or call.request_id,
             DONE_MARKER if call.path in DONE_PATHS else None,
             BUSY_STATUSES if has_others else NO_STATUSES,
@@ -162,6 +181,10 @@ class Attempts:
             kv_source=choice.kv_source.endpoint if choice.kv_source is not None else None,
             rank=choice.member.rank,
             lines=lines,
+            lane=lane,
+            on_long=lambda: lighten(
+                call, request, self._parts.quarantine, keeps_ids=self._keeps_ids()
+            ),
         )
 
     def _receipts(self, choice: Choice, call: Call) -> tuple[tuple[str, str], ...]:

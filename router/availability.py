@@ -108,6 +108,8 @@ class Availability:
         self.ejections: Counter[str] = Counter()
         self.panics = 0
         """How often a model came to be short of replicas."""
+        self.has_returned: Callable[[ReplicaId], bool] = lambda _: False
+        """Whether a replica that came is one that left, in the same life of its cache."""
         self.is_calm = True
         """Nothing is held against anybody, and all are up."""
 
@@ -154,6 +156,12 @@ class Availability:
     def enter(self, replica: ReplicaId) -> Probe | None:
         """Take a request's place on a replica that takes one at a time; None elsewhere."""
         return None if self.is_calm else self._ejection.enter(replica)
+
+    def is_doubtful(self) -> bool:
+        """Return whether so many fail their checks at once that the fault may be the router's."""
+        known = [each for each in self._peers() if each in self._ever_up]
+        up = sum(map(self._health.is_up, known))
+        return up < self._settings.panic_fraction * len(known)
 
     # After an attempt.
 
@@ -226,6 +234,8 @@ class Availability:
             is_new = replica not in self._ever_up
             self._ever_up.add(replica)
             # When this router began it knew nobody: whoever was there then need not be cold.
+            if is_new and self.has_returned(replica):
+                return
             if not is_new or now_s - self._since_s >= self._ramp_s:
                 self._warm_up(replica, now_s, "it came" if is_new else "it is back")
         elif was_up:

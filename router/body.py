@@ -10,7 +10,7 @@ from router.error import (
     RequestTimeoutError,
     UnsupportedEncodingError,
 )
-from router.intake import too_large
+from router.request import too_large
 
 if TYPE_CHECKING:
     from router.config import LimitSettings

@@ -24,6 +24,9 @@ from router.kv_source import KvTransferSettings, kv_source
 from router.outlook import BYTES_PER_TOKEN as BYTES_PER_TOKEN
 from router.outlook import Branch, Outlook
 from router.shadow import place_shadows
+from router.split import CANDIDATE, Assigned, Side
+from router.trial import DecidedBy as DecidedBy
+from router.trial import Trial
 from router.trust import Trust
 from state.lease import Lease
 from state.model import ReplicaId, Rung
@@ -72,6 +75,11 @@ class Routed(Struct):
     is_loadable: bool = False
     tenant: str | None = None
     scope: str = ""
+    opening: bytes | None = None
+    """What its conversation began with, while a canary splits."""
+    trial: Trial | None = None
+    assigned: Assigned | None = None
+    """The canary that the last decision was made under, and the side."""
 
     @property
     def block_tokens(self) -> int:
@@ -114,6 +122,7 @@ class Choice(Struct):
     inflight: int = 0
     """Requests on the replica when it was chosen, with this one; counted where there are limits."""
     decided_by: DecidedBy | None = None
+    side: Side | None = None
 
     def first_byte(self, now_s: float) -> None:
         """Note that the prompt is computed: the engine's events are about to tell."""
@@ -175,20 +184,14 @@ class Knowledge:
     limits: ReplicaLimits | None = None
 
 
-class DecidedBy(NamedTuple):
-    """The rule in force, and the version of the settings that it is of (0: the file's)."""
-
-    policy: Policy
-    settings_version: int
-
-
 class _Decided(NamedTuple):
-    """A decision, what the policy saw, and whether the state was live."""
+    """A decision, what the policy saw, whether the state was live, and whose policy it was."""
 
     decision: Decision
     request: RoutingRequest
     views: tuple[ReplicaView, ...]
     is_live: bool
+    decided_by: DecidedBy
 
 
 class Chooser:
@@ -212,12 +215,20 @@ class Chooser:
         self.outlook = Outlook(knowledge, keys)
         self.seed = seed
 
-    def adopt(self, policy: Policy, settings_version: int) -> None:
-        """Decide by ``policy`` from now on; what was peeked at is decided anew."""
+    def adopt(self, policy: Policy, settings_version: int, trial: Trial | None = None) -> None:
+        """Decide by ``policy`` from now on, and by the candidate's where ``trial`` says so.
+
+        What was peeked at is decided anew. Leases count work by the policy's cost on both sides.
+        """
         self.decided_by = DecidedBy(policy, settings_version)
-        self._policy = policy
         self._cost = getattr(policy, "prefill", None) or PrefillCost()
-        self._hashes_prefix = getattr(policy, "hashes_prefix", False)
+        self.split(trial)
+
+    def split(self, trial: Trial | None) -> None:
+        """Let ``trial`` say whose policy decides from now on; None: the one in force, always."""
+        policies = [self.decided_by.policy, trial.decided_by.policy if trial else None]
+        self._hashes_prefix = any(getattr(one, "hashes_prefix", False) for one in policies)
+        self.trial = trial
         self._peeked: _Decided | None = None
 
     def route(self, prompt: ReadPrompt) -> Routed:
@@ -265,7 +276,7 @@ class Chooser:
             seen = self._decide(routed, candidates, now_s)
         if seen is None:
             return None
-        decision, request, views, is_live = seen
+        decision, request, views, is_live, decided_by = seen
         at = next(at for at, view in enumerate(views) if view.replica == decision.replica)
         member, know = candidates[at], self._know
         is_told = is_live and self.outlook.is_told(routed, member)
@@ -287,7 +298,8 @@ class Chooser:
         footprint = self._occupy(routed, member, branch)
         choice = Choice(member, decision, lease, book, placements, footprint, is_told, shadows)
         choice.request, choice.views = request, views
-        choice.decided_by = self.decided_by
+        choice.decided_by = decided_by
+        choice.side = routed.assigned.side if routed.assigned is not None else None
         if know.limits is not None:
             choice.limits, choice.inflight = know.limits, know.limits.began(member.replica)
         if routed.prompt.is_stream and routed.prompt.prompts:
@@ -344,8 +356,14 @@ class Chooser:
             prefix_keys=_prefix_keys(branch) if self._hashes_prefix else (),
             block_tokens=branch.identity.block_tokens,
         )
-        decision = self._policy.pick(request, views)
-        return None if decision is None else _Decided(decision, request, views, is_live)
+        decided_by = self.decided_by
+        if self.trial is not routed.trial:
+            routed.trial = self.trial
+            routed.assigned = self.trial.assign(routed) if self.trial is not None else None
+        if routed.assigned is not None and routed.assigned.side is CANDIDATE:
+            decided_by = routed.trial.decided_by if routed.trial is not None else decided_by
+        decision = decided_by.policy.pick(request, views)
+        return None if decision is None else _Decided(decision, request, views, is_live, decided_by)
 
     def _occupy(self, routed: Routed, member: Member, branch: Branch) -> Footprint:
         """Let the request count as in flight on ``member`` from now on, with what it takes up."""

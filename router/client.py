@@ -102,7 +102,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.set_write_buffer_limits(TLS_UNSENT_BYTES)
         self.peer = peer_address(transport.get_extra_info("peername"))
         self.is_trusted = self._server.peers.is_trusted(self.peer)
-        self._timer = self._loop.call_later(self._tick_s(), self._on_timer)
+        self._tick()
         self._server.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -120,6 +120,7 @@ class ClientConnection(asyncio.Protocol):
         elif intake.waiting_bytes > WAITING_BYTES and not self._is_reading_paused:
             self._is_reading_paused = True
             self.transport.pause_reading()
+            self._tick()
 
     def eof_received(self) -> bool:
         """Note that the client sends no more; True keeps the transport open to answer.
@@ -220,7 +221,10 @@ class ClientConnection(asyncio.Protocol):
         self._is_answered = True
         self._since_s = self._loop.time()
         if transport.is_closing():
+            if transport.get_write_buffer_size():  # the client may never read it
+                self._tick()
             return
+        self._tick()
         if not keep_alive:
             self._end(has_unread=not request.is_complete or self._intake.waiting_bytes > 0)
         elif self.is_writing_paused:  # one answer at a time waits for the client to read
@@ -253,15 +257,28 @@ class ClientConnection(asyncio.Protocol):
         """Return the longest pause between two looks: no deadline that begins later is shorter."""
         return min(self._server.limits.head_deadline_s, KEEP_ALIVE_S)
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether its deadlines are looked at: not while an answer goes on for long."""
+        return self._timer is not None
+
+    def _tick(self) -> None:
+        """Look at the deadlines from now on."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._tick_s(), self._on_timer)
+
     def _on_timer(self) -> None:
         now_s = self._loop.time()
         tick_s = self._tick_s()
         is_at_head = self._request is None and self._is_head_timed
         if self._request is not None and not self._is_answered:
-            if self._is_reading_paused and _is_left(self.transport):
+            if not self._is_reading_paused:
+                self._timer = None  # others look after what is being answered
+                return
+            if _is_left(self.transport):
                 self.abort()
                 return
-            due_s = now_s + tick_s  # others look after what is being answered
+            due_s = now_s + tick_s
         elif self._is_lingering and not self.transport.get_write_buffer_size():
             due_s = self._since_s + LINGER_S
         elif is_at_head:
@@ -320,6 +337,10 @@ class ClientConnection(asyncio.Protocol):
         if self._request is not None and self._request.stream is not None:
             self._request.stream.abort()
         self.transport.abort()  # also where it is closing, and waits for the client to read
+
+    def lighten(self) -> None:
+        """Let go of what the request at hand came in, while its answer goes on."""
+        self._intake.lighten()
 
     def stop(self) -> None:
         """Let the answer to the open request be the last one."""

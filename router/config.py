@@ -18,25 +18,31 @@ from policies.expected_ttft import ExpectedTtft
 from policies.hold import HoldSettings
 from policies.hot import HotSettings
 from policies.union import AnyPolicy
+from prompt.turn import DEFAULT_BODY_BYTES
 from router.access_log import AccessLogSettings
 from router.adapter import AdapterSettings
 from router.admission_setting import AdmissionSettings
 from router.billing_setting import BillingSettings
 from router.decision_log import DecisionLogSettings
-from router.discovery.setting import DiscoverySettings
+from router.discovery.setting import DiscoverySettings, DnsName
 from router.ejection import EjectionSettings
 from router.endpoint import Endpoint
 from router.expected import explained
+from router.health_setting import HealthSettings
+from router.hedge_setting import HedgeSettings
 from router.kv_source import KvTransferSettings
+from router.placement_setting import PlacementSettings
 from router.quarantine import QuarantineSettings
 from router.recording import RecordingSettings, recording_fault
 from router.registration_setting import RegistrationSettings, registration_fault
 from router.retry_setting import RetrySettings
 from router.shadow_policy import ShadowSettings, shadow_fault
 from router.strict_yaml import load_yaml
+from router.supervisor.share import share_fault
 from router.tenant import Label, TenantSettings, tenant_fault
 from router.tls_setting import ListenerTls
 from router.tracing import TracingSettings
+from router.warm_setting import WarmUpSettings, warm_up_fault
 from state.client import check_url
 from state.model import NAME_PATTERN, UNIX_SCHEME
 from state.residency import MIN_BYTES
@@ -168,19 +174,6 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     buffered_bytes: PositiveInt = 256 * 1024 * 1024
 
 
-class HealthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Active checks of ``GET /health``: ``fall`` failures take out, ``rise`` bring back.
-
-    Over ``slow_start_s`` a replica that came back gets more and more; 0: all at once.
-    """
-
-    interval_s: PositiveFloat = 2.0
-    timeout_s: PositiveFloat = 1.0
-    fall: PositiveInt = 3
-    rise: PositiveInt = 2
-    slow_start_s: Annotated[float, Meta(ge=0)] = 30.0
-
-
 class DrainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """On SIGTERM: not ready, still accepting for ``accept_s``, then ``grace_s`` to finish.
 
@@ -191,28 +184,21 @@ class DrainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     grace_s: Annotated[float, Meta(ge=0)] = 120.0
 
 
-class PlacementSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long this router's own placements count as residency, in seconds.
-
-    ``pending_s``: on replicas with KV events, until the events tell. ``guess_s``: on replicas
-    without, bounded by their capacity.
-    """
-
-    pending_s: PositiveFloat = 2.0
-    guess_s: PositiveFloat = 600.0
-
-
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything ``warmroute serve`` can be told.
 
+    ``admin_hosts``: names under which browsers may ask the operators' listener, besides addresses,
+    localhost and the name in ``admin``.
     ``attend_sidecars``: run the sidecar of each of ``replicas`` whose engine publishes KV events,
     where nobody else does. ``socket_mode``: who may connect to a listener at ``unix:/path``.
+    ``processes``: so many share the work, the listeners and every limit; see docs/processes.md.
     """
 
     listen: str = DEFAULT_LISTEN
     listen_tls: ListenerTls | None = None
     admin: str | None = DEFAULT_ADMIN
     admin_tls: ListenerTls | None = None
+    admin_hosts: tuple[DnsName, ...] = ()
     socket_mode: SocketMode = "0600"
     replicas: tuple[StaticReplica, ...] = ()
     registration: RegistrationSettings = RegistrationSettings()
@@ -228,11 +214,13 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     admission: AdmissionSettings = AdmissionSettings()
     placements: PlacementSettings = PlacementSettings()
     kv_transfer: KvTransferSettings = KvTransferSettings()
+    warm_up: WarmUpSettings = WarmUpSettings()
     upstream: UpstreamTimes = UpstreamTimes()
     limits: LimitSettings = LimitSettings()
     health: HealthSettings = HealthSettings()
     ejection: EjectionSettings = EjectionSettings()
     retry: RetrySettings = RetrySettings()
+    hedge: HedgeSettings = HedgeSettings()
     quarantine: QuarantineSettings = QuarantineSettings()
     drain: DrainSettings = DrainSettings()
     paths: tuple[ExtraPath, ...] = ()
@@ -246,11 +234,13 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     billing: BillingSettings = BillingSettings()
     decisions_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
     decisions: DecisionLogSettings = DecisionLogSettings()
+    prompt_bytes: Annotated[int, Meta(ge=1 << 20)] = DEFAULT_BODY_BYTES
     recording: RecordingSettings = RecordingSettings()
     shadow: ShadowSettings = ShadowSettings()
     access_log: AccessLogSettings = AccessLogSettings()
     tracing: TracingSettings = TracingSettings()
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    processes: Annotated[int, Meta(ge=1, le=64)] = 1
 
 
 def decode_config(raw: object) -> Config:
@@ -355,10 +345,14 @@ def _check_parts(config: Config) -> None:
         ("registration", registration_fault(config.registration)),
         ("recording", recording_fault(config.recording)),
         ("shadow", shadow_fault(config.shadow, config.policy)),
+        ("warm_up", warm_up_fault(config.warm_up, config.state.lookup)),
     ):
         if fault is not None:
             message = f"{key}.{fault}"
             raise ConfigError(message)
+    fault = share_fault(config)
+    if fault is not None:
+        raise ConfigError(fault)
 
 
 def _check_limits(limits: LimitSettings) -> None:

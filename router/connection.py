@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from router.address import said_farewell, send_at_once
+from router.chunk import UNKNOWN, content_of, first_chunk, next_chunk
 from router.error import (
     ReplicaClosedError,
     ReplicaError,
@@ -21,7 +22,7 @@ from router.error import (
     ReplicaTlsError,
 )
 from router.header import Framing, body_framing
-from router.reply_head import ReplyHead, ReplyHeaders, read_headers
+from router.reply_head import ReplyHead, ReplyHeaders
 from state.tls import said
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class ReplySink(Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Take more body bytes; never empty."""
+        ...
+
+    def on_chunk(self, chunk: bytes, content: bytes) -> None:
+        """Take the body bytes ``content``, which came as one ``chunk``: with its framing."""
         ...
 
     def on_end(self) -> None:
@@ -95,6 +100,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_requests_sent",
         "_silent_bytes",
         "_sink",
+        "_to_chunk",
         "_will_keep_alive",
         "endpoint",
         "transport",
@@ -127,6 +133,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_complete = False
         self._will_keep_alive = False
         self._silent_bytes = 0
+        self._to_chunk = UNKNOWN
+        """How many bytes further on the next chunk begins."""
 
     def _begin_head(self) -> None:
         self._headers: list[tuple[bytes, bytes]] = []
@@ -190,30 +198,17 @@ class UpstreamConnection(asyncio.Protocol):
         self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and hand over what the bytes held."""
+        """Hand over what the bytes held: a chunk that came alone as it is, else what is parsed."""
         sink = self._sink
         if sink is None:  # nobody asked for anything
             self.discard()
             return
-        self._has_answered = True
-        try:
-            self._parser.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade) as error:
-            self._note(error)
-        parts = self._parts
-        has_news = bool(parts)
-        if has_news:
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
-            parts.clear()
-        else:
-            body = b""
-        head = self._fresh_head
-        if head is not None:
-            self._fresh_head = None
-            has_news = True
-            sink.on_reply(head, body)
-        elif body:
-            sink.on_body(body)
+        content = content_of(data) if self._to_chunk == 0 else None
+        if content is not None:
+            self._silent_bytes = 0
+            sink.on_chunk(data, content)
+            return
+        has_news = self._hand_over(sink, data)
         if self._sink is not sink:
             return
         if self._is_complete:
@@ -224,6 +219,29 @@ class UpstreamConnection(asyncio.Protocol):
             self._silent_bytes = 0
         else:
             self._count_silent(len(data))
+
+    def _hand_over(self, sink: ReplySink, data: bytes) -> bool:
+        """Parse, and hand over what there is of a head and a body; return whether there is any."""
+        is_first, self._has_answered = not self._has_answered, True
+        if self._to_chunk >= 0:
+            self._to_chunk = next_chunk(data, self._to_chunk)
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self._note(error)
+        parts, body = self._parts, b""
+        if parts:
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+        head = self._fresh_head
+        if head is not None:
+            self._fresh_head = None
+            if is_first and head.framing == "chunked" and not self._is_complete:
+                self._to_chunk = first_chunk(data)
+            sink.on_reply(head, body)
+        elif body:
+            sink.on_body(body)
+        return head is not None or bool(body)
 
     def _note(self, error: HttpParserError | HttpParserUpgrade) -> None:
         """Refuse what cannot be parsed; first comes what could."""
@@ -308,13 +326,14 @@ class UpstreamConnection(asyncio.Protocol):
             message = f"the replica answered with status {status}"
             raise ReplicaProtocolError(message)
         received = tuple(self._headers)
+        self._headers.clear()
         headers = self._known
         if headers is None or headers.received != received:
             head_bytes = sum(len(name) + len(value) for name, value in received)
             if head_bytes > self._pool.settings.head_limit_bytes:
                 message = "the replica sent too large a head"
                 raise ReplicaProtocolError(message)
-            headers = self._known = read_headers(received)
+            headers = self._known = self._pool.reply_headers(received)
         version = self._parser.get_http_version()
         if version not in VERSIONS:
             message = f"the replica answered with HTTP/{version}"

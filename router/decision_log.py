@@ -93,7 +93,8 @@ class LoggedDecision(Struct, frozen=True, kw_only=True):
     """One decision. Only the last one of a request has a ``result``: that of the whole request.
 
     ``ended`` and ``error`` tell of this attempt. ``block_tokens`` are those of one id in a chain.
-    ``settings_version`` is that of the header above it.
+    ``settings_version`` is that of the header above it. ``side`` is that of a canary: the header
+    above a decision of its candidate has that one's policy.
     """
 
     id: str
@@ -112,6 +113,7 @@ class LoggedDecision(Struct, frozen=True, kw_only=True):
     block_tokens: int | None = None
     prompts: tuple[LoggedPrompt, ...] | None = None
     settings_version: int = 0
+    side: str | None = None
 
 
 class DecisionLog(Collector):
@@ -246,6 +248,7 @@ def logged(
         kv_source=attempt.kv_source,
         result=result,
         settings_version=choice.decided_by.settings_version if choice.decided_by else 0,
+        side=choice.side.value if choice.side is not None else None,
     )
 
 

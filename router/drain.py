@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from router.app import App
     from router.listener import Listener
+    from router.supervisor.listener import SharedListener
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class Stop:
         self.insisted = asyncio.Event()
         self.is_interactive = False
         """Somebody at a terminal asked: no load balancer has to notice first."""
+        self.is_retiring = False
+        """Another process of this router took over: nobody has to notice anything."""
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take SIGTERM and SIGINT from now on."""
@@ -54,14 +57,18 @@ class Stop:
         return self.insisted.is_set()
 
 
-async def drain(app: App, clients: Listener, stop: Stop) -> None:
+async def drain(app: App, clients: Listener | SharedListener, stop: Stop) -> None:
     """Let open requests finish; see the module."""
     settings, proxy = app.config.drain, app.proxy
-    app.admin.is_draining = True
-    clients.say_goodbye()
-    if app.hold is not None:
-        app.hold.drain()
+    if stop.is_retiring:
+        clients.stop_accepting()
+    else:
+        app.admin.is_draining = True
+        clients.say_goodbye()
+        if app.hold is not None:
+            app.hold.drain()
     _log.info("draining: %d requests open", proxy.open_requests)
+    # Who is retired lets open connections end with an answer rather than between two.
     await stop.has_insisted(0.0 if stop.is_interactive else settings.accept_s)
     clients.stop_accepting()
     if await _finish(app, stop, settings.grace_s):

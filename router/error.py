@@ -109,6 +109,13 @@ class UnsupportedVersionError(ClientError):
     code = "unsupported_version"
 
 
+class MisdirectedError(ClientError):
+    """The request is for a name that is not this listener's."""
+
+    status = 421
+    code = "unknown_host"
+
+
 class RequestTimeoutError(ClientError):
     """The request did not arrive in time."""
 
@@ -266,6 +273,12 @@ class ReplicaTimeoutError(ReplicaError):
 
     status = 504
     code = "replica_timeout"
+
+
+class ReplicaSilentError(ReplicaTimeoutError):
+    """Its health checks ran out of time, and nothing came from it since: frozen, or cut off."""
+
+    code = "replica_silent"
 
 
 class RouterEndsError(ReplicaError):

@@ -15,6 +15,7 @@ from router.error import (
     ReplicaClosedError,
     ReplicaError,
     ReplicaProtocolError,
+    ReplicaSilentError,
     ReplicaTimeoutError,
     RouterEndsError,
     error_event,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.connection import UpstreamConnection
+    from router.endpoint import Endpoint
     from router.relay import RelayRequest
     from router.reply_head import ReplyHead
     from router.request import Request
@@ -36,51 +38,84 @@ Outcome = Literal["done", "failed", "cancelled"]
 """How a committed relay ended: passed on whole, cut by the replica, cut by the client."""
 
 _OK = 200
+LONG_S = 0.5
+"""An answer that takes longer lets go of its request."""
 BUSY_STATUSES = frozenset({429, 503})
 """Those that say that there is no room now."""
 
 
 class Exchange:
-    """The sink of the replica's response; settles exactly once."""
+    """The sink of the replica's response; settles exactly once.
 
-    observer: StreamObserver | BodyObserver | None = None
-    stream: StreamObserver | None = None
-    first_byte_s: float | None = None
-    hand: ClientStream | None = None
-    error: ReplicaError | None = None
-    outcome: Outcome = "done"
-    reason = "complete"
-    retry_after_s: int | None = None
-    _connection: UpstreamConnection | None = None
-    _has_body_begun = False
-    _has_ended = False
-    _is_paused = False
-    _paused_s = 0.0
-    _paused_bytes = 0
+    ``head`` is what goes to the replica before the body, ``added`` what the client's response has
+    besides the replica's headers. Neither is kept while an answer goes on for long.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_has_body_begun",
+        "_has_ended",
+        "_is_paused",
+        "_last_news_s",
+        "_loop",
+        "_on_first_byte",
+        "_outbound",
+        "_paused_bytes",
+        "_paused_s",
+        "_pool",
+        "_request",
+        "_sent_s",
+        "added",
+        "done",
+        "error",
+        "first_byte_s",
+        "hand",
+        "head",
+        "heard_s",
+        "observer",
+        "outcome",
+        "reason",
+        "retry_after_s",
+        "stream",
+    )
+
+    done: asyncio.Future[None]
 
     def __init__(
         self,
         request: Request,
         outbound: RelayRequest,
         pool: UpstreamPool,
-        added: bytes,
         on_first_byte: Callable[[], None],
     ) -> None:
         self._request = request
         self._outbound = outbound
         self._pool = pool
-        self._added = added
         self._on_first_byte = on_first_byte
         self._loop = asyncio.get_running_loop()
+        self._connection: UpstreamConnection | None = None
+        self._has_body_begun = self._has_ended = self._is_paused = False
+        self._paused_s = self._sent_s = self._last_news_s = self.heard_s = 0.0
+        self._paused_bytes = 0
+        self.head = self.added = b""
+        self.observer: StreamObserver | BodyObserver | None = None
+        self.stream: StreamObserver | None = None
+        self.first_byte_s: float | None = None
+        self.hand: ClientStream | None = None
+        self.error: ReplicaError | None = None
+        self.outcome: Outcome = "done"
+        self.reason = "complete"
+        self.retry_after_s: int | None = None
 
-    async def run(self, connection: UpstreamConnection, head: bytes) -> None:
+    async def run(self, connection: UpstreamConnection) -> None:
         """Send the request and wait until the exchange is settled."""
         self.done = self._loop.create_future()
         self.error = None
         self._connection = connection
         self._sent_s = self._last_news_s = self._loop.time()
+        self.heard_s = 0.0
         self._pool.watch.add(self)
-        connection.send(self, self._outbound.method, head, self._outbound.body)
+        connection.send(self, self._outbound.method, self.head, self._outbound.body)
         try:
             await self.done
         except asyncio.CancelledError:
@@ -105,6 +140,7 @@ class Exchange:
         except ReplicaProtocolError as error:
             self._refuse(error)
             return
+        self.heard_s = self._loop.time()
         if self.hand is not None:
             self._pass_on(self.hand, head_bytes, data)
 
@@ -112,6 +148,20 @@ class Exchange:
         """Pass on body bytes."""
         if self.hand is not None:
             self._pass_on(self.hand, b"", data)
+
+    def on_chunk(self, chunk: bytes, content: bytes) -> None:
+        """Pass on one chunk as it came: what ``on_body`` does, without a call more."""
+        hand = self.hand
+        if hand is None or not hand.send_chunk(chunk, content):
+            self._leave()
+            return
+        self._last_news_s = self.heard_s = self._loop.time()
+        if self.observer is not None:
+            self.observer.feed(content)
+        if not self._has_body_begun:
+            self._begin_body()
+        if hand.is_client_slow:
+            self._pause(hand)
 
     def on_end(self) -> None:
         """End the response, unless it is a stream that does not know of its end."""
@@ -165,7 +215,7 @@ class Exchange:
         keep_alive = self._outbound.allows_keep_alive and request.keep_alive and framing != "close"
         head_bytes = response_head(
             head.status,
-            b"%b%b%b" % (head.headers.lines, date_line(head.dates, self._pool.date), self._added),
+            b"%b%b%b" % (head.headers.lines, date_line(head.dates, self._pool.date), self.added),
             framing=framing,
             length=head.content_length,
             is_http10=is_http10,
@@ -190,7 +240,7 @@ class Exchange:
             self._leave()
             return
         if data:
-            self._last_news_s = self._loop.time()
+            self._last_news_s = self.heard_s = self._loop.time()
             if self.observer is not None:
                 self.observer.feed(data)
             if not self._has_body_begun:
@@ -258,7 +308,37 @@ class Exchange:
             reason = "chunk_idle" if self._has_body_begun else "first_byte_timeout"
             self._break_off(reason, "the replica sent nothing for too long")
 
+    def lighten(self, now_s: float) -> bool:
+        """Let go of what was sent, once the answer has been under way for a while.
+
+        Nothing is sent again then.
+        """
+        if self.first_byte_s is None or now_s - self._sent_s - self.first_byte_s < LONG_S:
+            return False
+        outbound = self._outbound
+        self.head = self.added = outbound.body = b""
+        outbound.lines = None
+        if outbound.on_long is not None:
+            outbound.on_long()
+        return True
+
     # Endings.
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """Where the replica is."""
+        return self._connection.endpoint if self._connection is not None else None
+
+    def lose(self) -> None:
+        """End an exchange with a replica that is lost, unless it is the client that is slow."""
+        if self._is_paused:
+            return
+        if self.hand is None:
+            self._refuse(ReplicaSilentError("the replica did not answer, nor its health checks"))
+        else:
+            error = ReplicaSilentError("the replica fell silent, and answers no health checks")
+            self._cut(error)
+            self._end("failed", error.code)
 
     def end_now(self) -> None:
         """End an exchange that the router does not outlive: that is no fault of the replica."""

@@ -8,12 +8,25 @@ from typing import TYPE_CHECKING, Final
 from msgspec import inspect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import msgspec
 
 _SEGMENT: Final = re.compile(r"\.?([^.\[\]]+)|(\[)[^\]]*\]")
 _UNSAID: Final = ("Invalid enum value", "Invalid value", "Expected `str` matching regex")
+
+
+NAMED_MOST: Final = 10
+
+
+def one_of(names: Iterable[str]) -> str:
+    """Return ``one of a, b``, with as many of the names as a reader takes."""
+    known = sorted(names)
+    if not known:
+        return "the name of a replica, and none is known (GET /admin/replicas)"
+    more = len(known) - NAMED_MOST
+    listed = ", ".join(known[:NAMED_MOST])
+    return f"one of {listed}" + (f" and {more} more (GET /admin/replicas)" if more > 0 else "")
 
 
 def explained(error: msgspec.ValidationError, root: type) -> str:

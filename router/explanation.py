@@ -27,10 +27,12 @@ def headline(record: DecisionRecord) -> list[str]:
     reported = record.reported_cached_tokens
     told = "the engine did not report" if reported is None else f"the engine reported {reported}"
     whose = f", tenant {record.tenant}" if record.tenant is not None else ""
+    side = f" ({record.side} of a canary)" if record.side is not None else ""
+    state = f"{record.rung.value} ({record.state_age_s:.2f} s old)"
     lines = [
         f"request {record.request_id}: {record.path} model {record.model or '-'}{whose}",
         f"  {record.prompt_tokens} prompt {kind}{known}; {hot}",
-        f"  policy {record.policy}, state {record.rung.value} ({record.state_age_s:.2f} s old)",
+        f"  policy {record.policy}{side}, state {state}",
     ]
     for attempt in record.attempts:
         decision = attempt.decision
@@ -50,6 +52,8 @@ def headline(record: DecisionRecord) -> list[str]:
             )
         if attempt.kv_source is not None:
             lines.append(f"     told to fetch KV pages from {attempt.kv_source}")
+        if attempt.is_hedge:
+            lines.append("     sent beside the attempt before it, which had not answered for long")
         if attempt.error:
             lines.append(f"     {attempt.outcome}: {attempt.error}")
     lines.append(f"  {record.outcome}, status {record.status}, {ttft}, {record.duration_s:.3f} s")

@@ -100,13 +100,19 @@ class Gate:
         clock: Callable[[], float],
         unix_clock: Callable[[], float],
         epochs: Epochs | None = None,
+        processes: int = 1,
     ) -> None:
         self._secret = secret
         self._epochs = epochs or FirstEpoch()
         self._unix_clock = unix_clock
         self._known: dict[bytes, _Known] = {}
         self._fields: dict[str, tuple[str, bytes]] = {}
-        self._failures = Failures(clock)
+        self._salts: dict[str, tuple[str, str]] = {}
+        self._failures = Failures(
+            clock,
+            at_once=max(1, FAILURES_AT_ONCE // processes),
+            per_s=FAILURES_PER_S / processes,
+        )
         self._failed = Tally(
             "warmroute_key_failures", "Requests without a known API key.", ["result"]
         )
@@ -153,6 +159,15 @@ class Gate:
             field = salt_field(engine_salt(self._secret, tenant.scope, epoch))
             known = self._fields[tenant.scope] = (epoch, field)
         return salted(body, known[1])
+
+    def salt_of(self, scope: str) -> str:
+        """Return the present salt of a scope, as its tenants' requests have it."""
+        epoch = self._epochs.of(scope)
+        known = self._salts.get(scope)
+        if known is None or known[0] != epoch:
+            salt = engine_salt(self._secret, scope, epoch)
+            known = self._salts[scope] = (epoch, salt)
+        return known[1]
 
     def guarded(
         self, routes: Mapping[str, Mapping[str, Handler]]
@@ -207,6 +222,13 @@ def open_gate(
     if secret is None:
         message = "deployment_key_file: expected a key that was read, as there are tenants"
         raise ConfigError(message)
-    gate = Gate(config.tenants, secret, clock=time.monotonic, unix_clock=time.time, epochs=epochs)
+    gate = Gate(
+        config.tenants,
+        secret,
+        clock=time.monotonic,
+        unix_clock=time.time,
+        epochs=epochs,
+        processes=config.processes,
+    )
     registry.register(gate.counts)
     return gate

@@ -30,10 +30,11 @@ from router.upstream import fetch
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
-    from router.config import HealthSettings
+    from router.endpoint import Endpoint
     from router.fleet import FleetTable, Member
+    from router.health_setting import HealthSettings
     from router.upstream import UpstreamPool
     from state.model import ReplicaId
 
@@ -71,6 +72,8 @@ class _Check:
     is_answering: bool = True
     reason: str = ""
     failures: int = 0
+    timeouts: int = 0
+    """So many of the last checks in a row ran out of time."""
     successes: int = 0
     checks: int = 0
     models: frozenset[str] = frozenset()
@@ -93,9 +96,13 @@ class Health:
     ) -> None:
         self._fleet = fleet
         self._pool = pool
-        self._settings = settings
+        self.settings = settings
         self._rng = rng
         self._checks: dict[ReplicaId, _Check] = {}
+        self._left: dict[Endpoint, _Check] = {}
+        """Checks of those that left the fleet with requests of ours."""
+        self.silent: dict[Endpoint, float] = {}
+        """Who is out as checks ran out of time, since when in the loop's time."""
         self._lags: deque[tuple[float, float]] = deque(maxlen=LAGS_KEPT)
         self._beat_s: float | None = None
         self.on_change: Callable[[], None] = lambda: None
@@ -103,7 +110,7 @@ class Health:
 
     def adopt(self, settings: HealthSettings) -> None:
         """Check by other settings from each replica's next check on."""
-        self._settings = settings
+        self.settings = settings
 
     def is_up(self, replica: ReplicaId) -> bool:
         """Return whether the replica may be sent requests."""
@@ -164,7 +171,7 @@ class Health:
                 self._lags.append((loop.time(), loop.time() - due_s))
         finally:
             self._beat_s = None
-            for check in self._checks.values():
+            for check in (*self._checks.values(), *self._left.values()):
                 check.stop()
 
     def was_late(self, for_s: float) -> bool:
@@ -176,10 +183,16 @@ class Health:
             late_s += max(0.0, now_s - self._beat_s)
         return late_s > LATE_SHARE * for_s
 
+    def is_late(self) -> bool:
+        """Return whether a check that ended in time now would not count."""
+        return self.was_late(self.settings.timeout_s)
+
     def _reconcile(self) -> None:
         members = self._fleet.members()
         for replica in [r for r in self._checks if r not in members]:
             self._drop(replica)
+        if self._left:
+            self._leave({member.endpoint for member in members.values()})
         for replica, member in members.items():
             known = self._checks.get(replica)
             if known is not None:
@@ -204,15 +217,27 @@ class Health:
 
     def _drop(self, replica: ReplicaId) -> None:
         check = self._checks.pop(replica)
-        if all(check is not other for other in self._checks.values()):
-            check.stop()
+        if any(check is other for other in self._checks.values()):
+            return
+        before = self._left.get(check.member.endpoint)
+        if before is not None:
+            before.stop()
+        self._left[check.member.endpoint] = check
+
+    def _leave(self, known: Collection[Endpoint]) -> None:
+        """Check those no longer that left and have no request of ours, or that came back."""
+        for endpoint, check in list(self._left.items()):
+            if endpoint in known or not self._pool.watch.on(endpoint):
+                check.stop()
+                del self._left[endpoint]
+                self.silent.pop(endpoint, None)
 
     async def _watch(self, check: _Check) -> None:
         while True:
             is_good = await self._probe(check.member, check)
             if is_good is not None:
                 self._note(check.member, check, is_good=is_good)
-            pause_s = self._settings.interval_s * self._rng.uniform(0.8, 1.2)
+            pause_s = self.settings.interval_s * self._rng.uniform(0.8, 1.2)
             if not check.is_up:
                 pause_s = min(pause_s, 0.5)
             check.hurry.clear()
@@ -228,10 +253,11 @@ class Health:
 
         Refresh its model list now and then.
         """
-        timeout_s = self._settings.timeout_s
+        timeout_s = self.settings.timeout_s
         try:
             status, _, _ = await fetch(member.endpoint, "/health", self._pool, timeout_s)
             check.is_answering = True
+            check.timeouts = 0
             if status >= HTTP_ERROR:
                 self._meet(check, f"/health answered {status}")
                 return False
@@ -242,11 +268,13 @@ class Health:
         except (ReplicaTimeoutError, ReplicaConnectTimeoutError) as error:
             if self.was_late(timeout_s):
                 return None
+            check.timeouts += 1
             check.is_answering = False
             self._meet(check, error.message)
             return False
         except ReplicaError as error:
             check.is_answering = False
+            check.timeouts = 0
             self._meet(check, _fault_of(error, member))
             return False
         finally:
@@ -281,12 +309,13 @@ class Health:
             check.failures = 0
             check.successes += 1
             first = check.checks == 1
-            check.is_up = check.is_up or first or check.successes >= self._settings.rise
+            check.is_up = check.is_up or first or check.successes >= self.settings.rise
         else:
             check.successes = 0
             check.failures += 1
-            if check.failures >= self._settings.fall:
+            if check.failures >= self.settings.fall:
                 check.is_up = False
+        self._hear(check)
         if check.is_up == was_up:
             return
         if check.is_up:
@@ -296,6 +325,14 @@ class Health:
             check.reason = FAILED
             _log.warning("replica %s is down: %d checks failed", member.replica, check.failures)
         self.on_change()
+
+    def _hear(self, check: _Check) -> None:
+        """Note whether a replica is silent."""
+        endpoint = check.member.endpoint
+        if check.is_up or check.timeouts < self.settings.fall:
+            self.silent.pop(endpoint, None)
+        else:
+            self.silent.setdefault(endpoint, asyncio.get_running_loop().time())
 
 
 def _fault_of(error: ReplicaError, member: Member) -> str:

@@ -2,23 +2,20 @@
 
 A request costs one append when it ends. What is waiting is added up four times a second, or as
 soon as there are ``FOLD_REQUESTS`` of them, so that no burst makes one long pause of it. Seconds
-are kept for ``SECONDS_KEPT`` and tens of seconds for ``TENS_KEPT`` points. Times to first token are
-counted in buckets of an eighth of an octave: a percentile is right within 5 %.
+are kept for ``SECONDS_KEPT`` and tens of seconds for ``TENS_KEPT`` points.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from math import exp2, floor, log2
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from policies.model import Reason
+from router.sums import Batch, Minute, Sums, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from router.trace import DecisionRecord
     from state.model import ReplicaId
@@ -32,13 +29,6 @@ FOLD_REQUESTS: Final = 256
 PREFIXES_MOST: Final = 64
 """Hot prefixes that are counted by name in ten seconds: there are never many."""
 TENANTS_MOST: Final = 1_024
-PER_OCTAVE: Final = 8
-LEAST_S: Final = 0.000_1
-BUSY_STATUSES: Final = frozenset({429, 503})
-CLIENT_ERROR: Final = 400
-SERVER_ERROR: Final = 500
-SPILL: Final = Reason.SPILL
-"""By a name of its own: an enumeration's members are slow to reach."""
 
 
 class Point(Struct, frozen=True, kw_only=True):
@@ -73,28 +63,6 @@ class Point(Struct, frozen=True, kw_only=True):
     loop_lag_s: float
 
 
-class Minute(Struct, frozen=True, kw_only=True):
-    """What one replica, or the router, did in the last 50 to 60 s. Shares are None without any.
-
-    ``predicted_share`` is that of prompt tokens that were predicted to be cached, and
-    ``measured_share`` that which engines reported, of the prompts that they told of.
-    ``hit_share`` is that of requests of which the engine had anything.
-    """
-
-    span_s: float
-    requests: int
-    failed: int
-    shed: int
-    spills: int
-    retries: int
-    predicted_share: float | None
-    measured_share: float | None
-    hit_share: float | None
-    ttft_p50_s: float | None
-    ttft_p95_s: float | None
-    ttft_p99_s: float | None
-
-
 class Traffic(Struct, frozen=True, kw_only=True):
     """Requests of one hot prefix in the last minute; ``spills`` went past its warmest replica."""
 
@@ -109,116 +77,14 @@ class HistoryView(Struct, frozen=True, kw_only=True):
     tens: tuple[Point, ...]
 
 
-@dataclass(slots=True)
-class Sums:
-    """Requests of a time, added up."""
+class _Slot(Batch):
+    """Ten seconds: the router's sums besides each replica's, tenant's and hot prefix's."""
 
-    requests: int = 0
-    failed: int = 0
-    shed: int = 0
-    refused: int = 0
-    cancelled: int = 0
-    retries: int = 0
-    spills: int = 0
-    prompt_tokens: int = 0
-    predicted_tokens: int = 0
-    told: int = 0
-    hits: int = 0
-    told_tokens: int = 0
-    reported_tokens: int = 0
-    ttft: dict[int, int] = field(default_factory=dict)
-
-    def add(self, record: DecisionRecord) -> None:
-        """Count one request."""
-        self.requests += 1
-        outcome, attempts = record.outcome, record.attempts
-        if outcome != "done":
-            is_busy = record.status in BUSY_STATUSES
-            if outcome == "cancelled":
-                self.cancelled += 1
-            elif is_busy and not attempts:
-                self.shed += 1
-            elif outcome == "refused":
-                self.refused += 1
-            else:
-                self.failed += 1
-        elif record.status >= SERVER_ERROR:
-            self.failed += 1
-        elif record.status >= CLIENT_ERROR:
-            self.refused += 1
-        if record.ttft_s is not None:
-            bucket = floor(PER_OCTAVE * log2(max(LEAST_S, record.ttft_s)))
-            self.ttft[bucket] = self.ttft.get(bucket, 0) + 1
-        if not attempts:
-            return
-        decision = attempts[-1].decision
-        self.retries += len(attempts) - 1
-        self.spills += decision.reason is SPILL
-        self.prompt_tokens += record.prompt_tokens
-        self.predicted_tokens += decision.predicted_cached_tokens
-        cached, counted = record.reported_cached_tokens, record.reported_prompt_tokens
-        if cached is not None and counted:
-            self.told += 1
-            self.hits += cached > 0
-            self.told_tokens += counted
-            self.reported_tokens += min(cached, counted)
-
-    def merge(self, other: Sums) -> None:
-        """Add what another time had."""
-        self.requests += other.requests
-        self.failed += other.failed
-        self.shed += other.shed
-        self.refused += other.refused
-        self.cancelled += other.cancelled
-        self.retries += other.retries
-        self.spills += other.spills
-        self.prompt_tokens += other.prompt_tokens
-        self.predicted_tokens += other.predicted_tokens
-        self.told += other.told
-        self.hits += other.hits
-        self.told_tokens += other.told_tokens
-        self.reported_tokens += other.reported_tokens
-        for bucket, count in other.ttft.items():
-            self.ttft[bucket] = self.ttft.get(bucket, 0) + count
-
-    def ttft_s(self, share: float) -> float | None:
-        """Return the time within which this share of the answers began, at a bucket's middle."""
-        total = sum(self.ttft.values())
-        seen = 0
-        for bucket in sorted(self.ttft):
-            seen += self.ttft[bucket]
-            if seen >= share * total:
-                return round(exp2((bucket + 0.5) / PER_OCTAVE), 6)
-        return None
-
-    def minute(self, span_s: float) -> Minute:
-        """Return the figures for people."""
-        return Minute(
-            span_s=round(span_s, 2),
-            requests=self.requests,
-            failed=self.failed,
-            shed=self.shed,
-            spills=self.spills,
-            retries=self.retries,
-            predicted_share=_share(self.predicted_tokens, self.prompt_tokens),
-            measured_share=_share(self.reported_tokens, self.told_tokens),
-            hit_share=_share(self.hits, self.told),
-            ttft_p50_s=self.ttft_s(0.5),
-            ttft_p95_s=self.ttft_s(0.95),
-            ttft_p99_s=self.ttft_s(0.99),
-        )
-
-
-class _Slot:
-    """Ten seconds: the router's sums, each replica's, each tenant's, and each hot prefix's."""
-
-    __slots__ = ("all", "prefixes", "replicas", "tenants")
+    __slots__ = ("all",)
 
     def __init__(self) -> None:
+        super().__init__()
         self.all = Sums()
-        self.replicas: dict[ReplicaId, Sums] = {}
-        self.tenants: dict[str, Sums] = {}
-        self.prefixes: dict[bytes, list[int]] = {}
 
 
 class History:
@@ -238,6 +104,8 @@ class History:
         self._tens: deque[Point] = deque(maxlen=TENS_KEPT)
         self.on_records: Callable[[list[DecisionRecord]], None] | None = None
         """Gets the requests that were added up, where somebody looks at them as they happen."""
+        self.untold: Batch | None = None
+        """What another process has not been told yet, where one is."""
 
     def note(self, record: DecisionRecord, prefix: bytes = b"") -> None:
         """Take a request that has ended; ``prefix`` names the hot prefix that it began with."""
@@ -251,29 +119,20 @@ class History:
         if not waiting:
             return
         self._waiting = []
-        slot = self._slots[-1]
-        fresh: dict[ReplicaId | None, Sums] = {}
+        batch = Batch()
         for record, prefix in waiting:
-            replica = record.attempts[-1].decision.replica if record.attempts else None
-            sums = fresh.get(replica)
-            if sums is None:
-                sums = fresh[replica] = Sums()
-            sums.add(record)
-            tenant, tenants = record.tenant, slot.tenants
-            if tenant is not None and (tenant in tenants or len(tenants) < TENANTS_MOST):
-                tenants.setdefault(tenant, Sums()).add(record)
-            if not record.attempts:
-                continue
-            if prefix and (prefix in slot.prefixes or len(slot.prefixes) < PREFIXES_MOST):
-                counts = slot.prefixes.setdefault(prefix, [0, 0])
-                counts[0] += 1
-                counts[1] += record.attempts[-1].decision.reason is SPILL
-        for replica, sums in fresh.items():
-            self._open.merge(sums)
-            if replica is not None:
-                slot.replicas.setdefault(replica, Sums()).merge(sums)
+            batch.add(record, prefix)
+        self.take(batch)
+        if self.untold is not None:
+            self.untold.merge(batch, TENANTS_MOST, PREFIXES_MOST)
         if self.on_records is not None:
             self.on_records([record for record, _ in waiting])
+
+    def take(self, batch: Batch) -> None:
+        """Take in what was added up, here or by another process."""
+        self._slots[-1].merge(batch, TENANTS_MOST, PREFIXES_MOST)
+        for sums in batch.replicas.values():
+            self._open.merge(sums)
 
     def sample(self, inflight: int, loop_lag_s: float) -> None:
         """Note what is measured and not counted."""
@@ -356,7 +215,7 @@ class History:
 
     def minute(self) -> Minute:
         """Return the last minute of the router."""
-        total = _merged(slot.all for slot in self._slots)
+        total = merged(slot.all for slot in self._slots)
         total.merge(self._open)
         return total.minute(self.span_s)
 
@@ -364,7 +223,7 @@ class History:
         """Return the last minute of each of ``replicas`` that had any request."""
         span_s, slots = self.span_s, [slot.replicas for slot in self._slots]
         return {
-            replica: _merged(slot[replica] for slot in slots if replica in slot).minute(span_s)
+            replica: merged(slot[replica] for slot in slots if replica in slot).minute(span_s)
             for replica in replicas
             if any(replica in slot for slot in slots)
         }
@@ -374,7 +233,7 @@ class History:
         span_s, slots = self.span_s, [slot.tenants for slot in self._slots]
         names = {name for slot in slots for name in slot}
         return {
-            name: _merged(slot[name] for slot in slots if name in slot).minute(span_s)
+            name: merged(slot[name] for slot in slots if name in slot).minute(span_s)
             for name in names
         }
 
@@ -387,14 +246,3 @@ class History:
                 counts[0] += requests
                 counts[1] += spills
         return {name: Traffic(requests=one, spills=two) for name, (one, two) in sums.items()}
-
-
-def _merged(parts: Iterable[Sums]) -> Sums:
-    total = Sums()
-    for part in parts:
-        total.merge(part)
-    return total
-
-
-def _share(part: int, whole: int) -> float | None:
-    return round(part / whole, 6) if whole else None

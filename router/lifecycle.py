@@ -118,4 +118,6 @@ class Lifecycle:
         self._app.prompts.forget()
         self._app.tokens.forget()
         know.learned.clear()
+        if self._app.warm_ups is not None:
+            self._app.warm_ups.texts.forget(scope)
         return Forgotten(placements=placements, roots=roots)

@@ -50,7 +50,9 @@ class Listener:
                 self._inode = self._path.stat().st_ino
                 self.url = f"unix:{self._path}"
             else:
-                self._socket, self.url = _bind_inet(*split_address(key, address), tls is not None)
+                host, port = split_address(key, address)
+                self._socket = bind_inet(host, port)
+                self.url = inet_url(host, self._socket, is_tls=tls is not None)
         except OSError as error:
             message = f"{key}: cannot listen on {address}: {error.strerror or error}"
             raise ConfigError(message) from None
@@ -110,18 +112,27 @@ class Listener:
             self._server = None
 
 
-def _bind_inet(host: str, port: int, is_tls: bool) -> tuple[socket.socket, str]:  # noqa: FBT001 - of a pair of schemes
+def bind_inet(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Return a listening socket; ``is_shared``: others of this user may be bound there, too.
+
+    Raises OSError where it cannot be had.
+    """
     is_ipv6 = ":" in host
     is_any = is_ipv6 and set(host) <= set(":0")
-    bound = socket.create_server(
+    return socket.create_server(
         (host, port),
         family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
         backlog=BACKLOG,
+        reuse_port=is_shared,
         dualstack_ipv6=is_any and socket.has_dualstack_ipv6(),
     )
+
+
+def inet_url(host: str, bound: socket.socket, *, is_tls: bool) -> str:
+    """Return where a socket that was bound for ``host`` is reached."""
     scheme = "https" if is_tls else "http"
-    shown = f"[{host}]" if is_ipv6 else host
-    return bound, f"{scheme}://{shown}:{bound.getsockname()[1]}"
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}:{bound.getsockname()[1]}"
 
 
 def bind_unix(path: Path, mode: int) -> socket.socket:

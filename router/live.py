@@ -14,27 +14,26 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from router.error import OverloadedError
 from router.header import header_lines, response_head
-from router.origin import refuse_other_sites
 from router.reply import SERVER, own_response
 from router.wire import ClientStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from router.client import Handler
     from router.header import Framing
     from router.history import History
     from router.reply import Response
     from router.request import Request
-    from router.snapshot import Snapshots
-    from router.trace import DecisionRecord, DecisionTrace
+    from router.snapshot import Snapshot
+    from router.trace import DecisionRecord
 
 TICK_S: Final = 0.25
 TICKS_PER_S: Final = 4
@@ -82,6 +81,28 @@ class Decisions(Struct, frozen=True, kw_only=True):
     left_out: int = 0
 
 
+class Seen(Protocol):
+    """Where snapshots come from."""
+
+    viewers: Callable[[], int]
+
+    def tick(self) -> None:
+        """Look, about once a second."""
+        ...
+
+    def now(self) -> Snapshot:
+        """Return everything at this moment."""
+        ...
+
+
+class Latest(Protocol):
+    """Where the last decisions are."""
+
+    def latest(self, count: int) -> Iterator[DecisionRecord]:
+        """Yield up to ``count`` of them, newest first."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class _Viewer:
     stream: ClientStream
@@ -109,8 +130,8 @@ class Live:
     def __init__(
         self,
         history: History,
-        snapshots: Snapshots,
-        trace: DecisionTrace,
+        snapshots: Seen,
+        trace: Latest,
         sample: Callable[[], tuple[int, float]],
         clock: Callable[[], float],
     ) -> None:
@@ -171,7 +192,6 @@ class Live:
 
     async def events(self, request: Request) -> ClientStream:
         """Send events until the viewer leaves, is dropped, or the router ends."""
-        refuse_other_sites(request)
         if self.is_ended or len(self._viewers) >= VIEWERS_MOST:
             message = "the router ends" if self.is_ended else f"{VIEWERS_MOST} viewers are there"
             raise OverloadedError(message)

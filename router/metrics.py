@@ -66,9 +66,12 @@ class Gauges(Collector):
         self.resident_blocks: Callable[[], Mapping[ReplicaId, int]] = dict
         self.freshness: Callable[[], tuple[Rung, float]] = lambda: (Rung.LOCAL, 0.0)
         self.loop_lag_s: Callable[[], float] = float
+        self.spreads: list[Spread] = []
         self.open_connections: Callable[[], int] = int
         self.held_requests: Callable[[], int] = int
         self.unusable_records: Callable[[], int] = int
+        self.tasks: Callable[[], int] = int
+        self.prompt_bytes: Callable[[], int] = int
         self.lookups: Callable[[], Mapping[str, int]] = dict
         self.mirror: Callable[[], MirrorFigures | None] = lambda: None
 
@@ -101,8 +104,11 @@ class Gauges(Collector):
             ("replica_connections", "Open connections to replicas.", self.open_connections()),
             ("unusable_records", "Replicas with no usable address.", self.unusable_records()),
             ("held_requests", "Requests that wait in the router.", self.held_requests()),
+            ("tasks", "Tasks of the event loop: chores, and requests.", self.tasks()),
+            ("prompt_bytes", "Texts kept to read what continues them.", self.prompt_bytes()),
         ):
             yield GaugeMetricFamily(f"warmroute_{name}", text, value=float(value))
+        yield from (spread.metric() for spread in self.spreads)
         lookups = CounterMetricFamily(
             "warmroute_state_lookups", "Direct lookups by what they gave.", labels=["outcome"]
         )

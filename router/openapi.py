@@ -143,6 +143,7 @@ DESCRIBED: Final[dict[str, Described]] = {
     "/admin/scopes/{name}/rotate": Described("Begin a new epoch", also=("202", "207")),
     "/debug/decisions": Described("The last decisions", told=_DECISIONS, query=("limit",)),
     "/debug/decisions/{id}": Described("One decision", told=DecisionRecord),
+    "/admin/warmup": Described("What is kept to warm replicas, and what is done", told=_ANYTHING),
     "/admin/explain": Described("Why a request went where it went", query=("request",)),
     "/admin/recording": Described(
         "The next part of the last requests, as a trace",
@@ -159,6 +160,9 @@ DESCRIBED: Final[dict[str, Described]] = {
     "/admin/settings/rollback": Described("Back to an earlier version", told=_ANYTHING),
     "/admin/replicas/{id}/drain": Described("Let a replica get nothing new", told=_ANYTHING),
     "/admin/replicas/{id}/undrain": Described("Let it be chosen again", told=_ANYTHING),
+    "/admin/canary": Described("How a canary stands, or the start of one", told=_ANYTHING),
+    "/admin/canary/promote": Described("Put a candidate's policy in force", told=_ANYTHING),
+    "/admin/canary/stop": Described("Let the policy in force decide all again", told=_ANYTHING),
     "/admin/history": Described("The last minutes", told=_ANYTHING),
 }
 PAGE_PATHS: Final = ("/dashboard",)

@@ -18,6 +18,7 @@ from router.reply import json_response
 from router.shadow_policy import SHADOW_PATH, ShadowDesk
 from router.snapshot import SnapshotParts, Snapshots
 from router.trace import DecisionRecord
+from router.warm_up import WarmUpDesk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,6 +77,7 @@ def open_live(app: App, history: History) -> Live:
         held_requests=hold.__len__ if hold is not None else int,
         replica_connections=lambda: app.pool.open_connections,
         loop_lag_s=lambda: app.upkeep.loop_lag_s,
+        warm_up=lambda one: "" if app.warm_ups is None else app.warm_ups.told(one),
     )
 
     def sample() -> tuple[int, float]:
@@ -93,6 +95,7 @@ def page_routes(app: App) -> dict[str, Mapping[str, Handler]]:
         EXPLAIN_PATH: {"GET": explain.answer},
         RECORDING_PATH: {"GET": RecordingDesk(app.recording).answer},
         SHADOW_PATH: {"GET": ShadowDesk(app.shadow).answer},
+        **WarmUpDesk(app.warm_ups).routes(),
     }
 
 

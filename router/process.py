@@ -31,23 +31,30 @@ from router.gate import load_secret
 from router.lifecycle import Lifecycle
 from router.listener import Listener
 from router.openapi import with_document
+from router.origin import open_guard
 from router.setting_life import SettingLife
 from router.state_reader import enter_reader
+from router.supervisor.pulse import PulseDesk
+from router.supervisor.share import share_of
 from router.tls import listener_contexts, watch_tls
 from router.tracing import open_tracing
 from router.upkeep import supervise
+from router.warm_open import enter_warm_ups
 from state.address import redact
 from state.embedded import EmbeddedValkey
 from state.mirror import Mirror
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from prompt.codec import Codec
     from router.access_log import AccessLog
     from router.config import Config
     from router.decision_log import DecisionLog
+    from router.supervisor.listener import SharedListener
+    from router.supervisor.seat import Seat
+    from router.tls import ListenerContext
     from router.tracing import Tracing
 
     Beside = Callable[[App, str], AbstractAsyncContextManager[object]]
@@ -83,26 +90,24 @@ def load_codecs(config: Config) -> dict[str, Codec]:
 
 
 async def serve(
-    config: Config, ready: Callable[[Served], None], beside: Beside | None = None
+    config: Config,
+    ready: Callable[[Served], None],
+    beside: Beside | None = None,
+    seat: Seat | None = None,
 ) -> None:
     """Run a router until SIGTERM or SIGINT, then drain; ``ready`` is called once it listens.
 
-    ``beside`` makes what runs as long as the router does, of its parts and the state's URL. Raises
-    ConfigError for what only starting shows: a tokenizer, an address, a state URL.
+    ``beside`` makes what runs as long as the router does, of its parts and the state's URL.
+    ``seat`` is what a supervisor gives to one process of several. Raises ConfigError for what only
+    starting shows: a tokenizer, an address, a state URL.
     """
     codecs = load_codecs(config)
     secret = load_secret(config)
     async with AsyncExitStack() as stack:
-        decisions, access = _enter_logs(stack, config)
+        decisions, access = _enter_logs(stack, share_of(config))
         contexts = listener_contexts(config)
-        mode = int(config.socket_mode, 8)
-        clients = Listener("listen", config.listen, contexts.get("listen"), mode)
-        stack.push_async_callback(clients.close)
-        operators = None
-        if config.admin is not None:
-            operators = Listener("admin", config.admin, contexts.get("admin"), mode)
-            stack.push_async_callback(operators.close)
-        state_url = config.state.redis
+        clients, operators = _enter_listeners(stack, config, contexts, seat)
+        state_url = config.state.redis if seat is None else seat.state_url
         if state_url is None:
             state_url = (await stack.enter_async_context(EmbeddedValkey())).url
         scopes = open_scopes(config, secret, state_url, time.monotonic)
@@ -111,11 +116,12 @@ async def serve(
             reader.limit_memory(config.state.mirror_bytes)
         app = App(config, codecs, reader, decisions, secret, scopes)
         app.log_access(access)
-        app.trace_requests(_enter_tracing(stack, config))
+        app.trace_requests(_enter_tracing(stack, share_of(config)))
         app.tls = watch_tls(contexts, app.pool.tls)
         app.metrics.registry.register(app.tls)
         if scopes is not None:
             app.lifecycle = await stack.enter_async_context(Lifecycle(app, scopes))
+        enter_warm_ups(stack, app, state_url)
         app.settings = await stack.enter_async_context(SettingLife(app, state_url))
         stack.push_async_callback(app.pool.close)
         stack.push_async_callback(app.resilience.close)
@@ -129,7 +135,30 @@ async def serve(
             admin_url=None if operators is None else operators.url,
             state_url=redact(state_url),
         )
-        await _serve_until_told(app, clients, operators, lambda: ready(served))
+        await _serve_until_told(app, clients, operators, lambda: ready(served), seat)
+
+
+def _enter_listeners(
+    stack: AsyncExitStack,
+    config: Config,
+    contexts: Mapping[str, ListenerContext],
+    seat: Seat | None,
+) -> tuple[Listener | SharedListener, Listener | None]:
+    """Open the listeners; the stack closes them. Raises ConfigError."""
+    mode = int(config.socket_mode, 8)
+    clients: Listener | SharedListener
+    operators = None
+    if seat is not None:
+        clients, operators = seat.clients(contexts.get("listen")), seat.operators()
+    else:
+        clients = Listener("listen", config.listen, contexts.get("listen"), mode)
+        if config.admin is not None:
+            stack.push_async_callback(clients.close)
+            operators = Listener("admin", config.admin, contexts.get("admin"), mode)
+    stack.push_async_callback(clients.close)
+    if operators is not None:
+        stack.push_async_callback(operators.close)
+    return clients, operators
 
 
 def _enter_logs(
@@ -177,43 +206,31 @@ def _enter_tracing(stack: AsyncExitStack, config: Config) -> Tracing | None:
 
 
 async def _serve_until_told(
-    app: App, clients: Listener, operators: Listener | None, ready: Callable[[], None]
+    app: App,
+    clients: Listener | SharedListener,
+    operators: Listener | None,
+    ready: Callable[[], None],
+    seat: Seat | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain: not ready, still accepting, finish."""
     keep_large_blocks()
     sys.setswitchinterval(SWITCH_S)
-    stop = Stop()
+    stop = Stop() if seat is None else seat.stop
     loop = asyncio.get_running_loop()
+    app.metrics.gauges.tasks = lambda: len(asyncio.all_tasks(loop))
     loop.set_exception_handler(ShortageLog())
     stop.listen(loop)
     async with asyncio.TaskGroup() as tasks:
         background = [
-            tasks.create_task(supervise("health", app.health.run), name="health"),
-            tasks.create_task(supervise("names", app.fleet.registration.run), name="names"),
-            tasks.create_task(supervise("upkeep", app.upkeep.run), name="upkeep"),
-            tasks.create_task(supervise("overload", app.entrance.overload.run), name="overload"),
-            tasks.create_task(supervise("live", app.live.run), name="live"),
+            tasks.create_task(supervise(name, run), name=name) for name, run in _chores(app)
         ]
-        for name, look in (app.discovery.loops | app.aside()).items():
-            background.append(tasks.create_task(supervise(name, look), name=name))
-        if app.decisions is not None:
-            run = supervise("decision log", app.decisions.run)
-            background.append(tasks.create_task(run, name="decision log"))
-        if app.access is not None:
-            run = supervise("access log", app.access.lines.run)
-            background.append(tasks.create_task(run, name="access log"))
         if app.tls is not None and app.tls.has_files:
-            run = supervise("TLS", app.tls.run)
-            background.append(tasks.create_task(run, name="TLS"))
-            loop.add_signal_handler(signal.SIGHUP, app.tls.reload)
-        routes = client_routes(app.proxy, app.admin, app.config.paths)
-        if app.gate is not None:
-            routes = app.gate.guarded(routes)
-        capacity = capacity_of(app.config.limits, open_files_most())
-        await clients.start(with_document(routes, "warmroute"), capacity.clients)
-        if operators is not None:
-            routes = with_document(app.operator_routes(), "warmroute, for operators")
-            await operators.start(routes, capacity.operators)
+            if seat is None:
+                loop.add_signal_handler(signal.SIGHUP, app.tls.reload)
+            else:
+                seat.on_reload.append(app.tls.reload)
+        desk = PulseDesk(app) if seat is not None else None
+        await _open_doors(app, clients, operators, seat, desk)
         # What lives as long as the process is not looked at again by every collection.
         gc.collect()
         gc.freeze()
@@ -221,6 +238,48 @@ async def _serve_until_told(
         ready()
         await stop.asked.wait()
         await drain(app, clients, stop)
+        if seat is not None and desk is not None:
+            seat.farewell(desk.metrics(), desk.last_words())
         app.live.end()
         for task in background:
             task.cancel()
+
+
+def _chores(app: App) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+    """Yield what runs beside the requests, by its name."""
+    yield "health", app.health.run
+    yield "names", app.fleet.registration.run
+    yield "upkeep", app.upkeep.run
+    yield "overload", app.entrance.overload.run
+    yield "live", app.live.run
+    yield from (app.discovery.loops | app.aside()).items()
+    if app.decisions is not None:
+        yield "decision log", app.decisions.run
+    if app.access is not None:
+        yield "access log", app.access.lines.run
+    if app.tls is not None and app.tls.has_files:
+        yield "TLS", app.tls.run
+
+
+async def _open_doors(
+    app: App,
+    clients: Listener | SharedListener,
+    operators: Listener | None,
+    seat: Seat | None,
+    desk: PulseDesk | None,
+) -> None:
+    """Answer whoever comes; of several processes, once this one serves as well as the others."""
+    routes = client_routes(app.proxy, app.admin, app.config.paths)
+    inner = app.operator_routes()
+    if seat is not None and desk is not None:
+        routes, inner = routes | seat.client_routes(), inner | desk.routes()
+    if app.gate is not None:
+        routes = app.gate.guarded(routes)
+    inner = with_document(inner, "warmroute, for operators")
+    capacity = capacity_of(app.config.limits, open_files_most())
+    if seat is not None and operators is not None:
+        await operators.start(inner, capacity.operators)
+        await seat.settled(app)
+    await clients.start(with_document(routes, "warmroute"), capacity.clients)
+    if seat is None and operators is not None:
+        await operators.start(open_guard(app.whole).guarded(inner), capacity.operators)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from prompt.lane import LARGE_BODY_BYTES, LaneFullError
 from prompt.model import BadPromptError
+from prompt.opening import opening_of
 from prompt.plain import read_plain
 from router.account import Call, record_of
 from router.attempt import Attempts
@@ -21,11 +22,11 @@ from router.error import (
     NoReplicaError,
     OverloadedError,
     ReplicaError,
-    ReplicaTimeoutError,
     RouterError,
 )
 from router.hit_report import HitReports
 from router.rank import UNPINNED_PATHS
+from router.recovery import NONE_LEFT
 from router.relay import LeftAfterEndError
 from router.reply import error_response
 from router.server import JSON_PATHS, PREFIX_PATHS
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from router.admission import Admission
     from router.availability import Availability
     from router.billing import Billing
+    from router.canary import Canary
     from router.chooser import Choice, Chooser, Routed
     from router.client import Answer
     from router.config import Config
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from router.fleet import FleetTable, Member
     from router.gate import Gate
     from router.health import Health
+    from router.hedge import Hedging
     from router.history import History
     from router.hold import Hold
     from router.metrics import Metrics
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from router.trace import DecisionRecord, DecisionTrace
     from router.tracing import Tracing
     from router.upstream import UpstreamPool
+    from router.warm_up import WarmUps
     from router.wire import ClientStream
     from state.model import ReplicaId
     from state.store import FleetReader, Lookup
@@ -103,17 +107,20 @@ class ProxyParts:
     admission: Admission | None = None
     recording: Recording | None = None
     shadow: ShadowPolicy | None = None
+    canary: Canary | None = None
 
 
 class Proxy:
     """Handles the inference paths."""
 
     def __init__(self, parts: ProxyParts) -> None:
-        self._parts = parts
-        self._attempts = Attempts(parts)
+        self._parts = self.parts = parts
+        self.attempts = Attempts(parts, lambda: self.warm_ups is not None)
         self._hits = HitReports()
         self.access: AccessLog | None = None
         self.tracing: Tracing | None = None
+        self.hedging: Hedging | None = None
+        self.warm_ups: WarmUps | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self.open_requests = 0
@@ -139,7 +146,7 @@ class Proxy:
         if parent is not None:
             call.trace_id = parent.trace_id
         if self.tracing is not None:
-            self.tracing.begin(call, parent)
+            self.tracing.begin(call, parent, is_trusted=request.connection.is_trusted)
         self.open_requests += 1
         self._idle.clear()
         try:
@@ -167,14 +174,15 @@ class Proxy:
 
     async def _serve(self, request: Request, call: Call) -> ClientStream:
         parts = self._parts
-        body = await self._receive(request, call)
-        call.body_bytes = len(body)
+        call.body = await self._receive(request, call)
+        call.body_bytes = len(call.body)
         began_s = parts.clock()
-        prompt = await self._read(call.path, body)
-        parts.recovery.admit(call, body, prompt.choices)
-        call.routed = self._route(call, prompt)
-        if len(body) > LARGE_BODY_BYTES:
-            members = parts.fleet.candidates(prompt.model or None, parts.health)
+        prompt = await self._read(call.path, call.body)
+        parts.recovery.admit(call, call.body, prompt.choices)
+        call.routed, model = self._route(call, prompt), prompt.model
+        del prompt  # an answer that goes on for long lets go of it
+        if call.body_bytes > LARGE_BODY_BYTES:
+            members = parts.fleet.candidates(model or None, parts.health)
             await parts.chooser.outlook.prepare(call.routed, members)
         if call.spans is not None:
             call.spans.step("receive", began_s)
@@ -194,10 +202,10 @@ class Proxy:
             if call.spans is not None:
                 self._trace_decision(call.spans, call, choice)
             if call.slot is not None:
-                call.slot.charge(call.routed, choice.decision, len(body))
+                call.slot.charge(call.routed, choice.decision, call.body_bytes)
             if call.rate is not None:
-                call.rate.charge(call.routed, len(body))
-            answer = await self._try(request, body, call, choice, tried)
+                call.rate.charge(call.routed, call.body_bytes)
+            answer = await self._try(request, call, choice, tried)
             if answer is not None:
                 return answer
             began_s = parts.clock()
@@ -209,42 +217,42 @@ class Proxy:
         spans.decided(choice, held_s, policy, parts.reader.freshness()[0].value, parts.clock())
 
     async def _try(
-        self, request: Request, body: bytes, call: Call, choice: Choice, tried: set[ReplicaId]
+        self, request: Request, call: Call, choice: Choice, tried: set[ReplicaId]
     ) -> ClientStream | None:
         """Return the answer of one attempt; None where another one is granted."""
         recovery = self._parts.recovery
         if call.attempts:
             recovery.began(call, choice.member.replica)
         try:
-            answer = await self._attempts.run(request, body, call, choice)
+            if self.hedging is not None and self.hedging.covers(call):
+                answer = await self.hedging.run(request, call, choice, tried)
+                choice = call.choices[-1]
+            else:
+                answer = await self.attempts.run(request, call, choice)
         except ReplicaError as error:
-            await recovery.settle(error, call, body, choice.member, tried, self.open_requests)
-            # A replica that did not answer in time is no reason to say that there is none.
-            if isinstance(error, ReplicaTimeoutError) and not self._are_left(call, tried):
-                raise
+            member = call.choices[-1].member
+            await recovery.settle(error, call, call.body, member, tried, self.open_requests)
             return None
         except LeftAfterEndError:
-            self._judge(call, body, choice)
+            self._judge(call, call.choices[-1])
             raise
-        self._judge(call, body, choice)
+        self._judge(call, choice)
         return answer
 
-    def _are_left(self, call: Call, tried: set[ReplicaId]) -> bool:
-        model = None if call.routed is None else call.routed.prompt.model or None
-        return bool(self._parts.availability.candidates(model, tried))
-
-    def _judge(self, call: Call, body: bytes, choice: Choice) -> None:
+    def _judge(self, call: Call, choice: Choice) -> None:
         """Note what an answer says of its replica: where all is well a good one says nothing."""
         parts, relayed = self._parts, call.relayed
         is_good = relayed is not None and relayed.status < BAD_REQUEST and relayed.outcome == "done"
         if not is_good or parts.availability.records or parts.quarantine.marked:
-            parts.recovery.answered(call, body, choice.member)
+            parts.recovery.answered(call, call.body, choice.member)
 
     def _route(self, call: Call, prompt: ReadPrompt) -> Routed:
         """Return what is to be routed, with what its path and its tenant say of it."""
         routed = self._parts.chooser.route(prompt)
         if call.tenant is not None:
             routed.tenant, routed.scope = call.tenant.name, call.tenant.scope
+        if self._parts.chooser.trial is not None and call.path in PREFIX_PATHS:
+            routed.opening = opening_of(call.body)
         routed.can_pin = call.path not in UNPINNED_PATHS
         adapters = self._parts.fleet.adapters
         routed.is_loadable = adapters.loadable_base(prompt.model) is not None
@@ -307,8 +315,7 @@ class Proxy:
         if model is not None and known and model not in known and not routed.is_loadable:
             message = "model: expected one of the served models (GET /v1/models)"
             raise ModelNotFoundError(message, param="model")
-        message = "no replica can take the request now"
-        raise NoReplicaError(message)
+        raise NoReplicaError(NONE_LEFT)
 
     def _candidates(self, model: str | None, tried: Collection[ReplicaId] = ()) -> Sequence[Member]:
         """Return those with a place; all, where none has one and the request goes all the same."""
@@ -353,11 +360,13 @@ class Proxy:
         return choice
 
     def _tell(self, call: Call, record: DecisionRecord) -> None:
-        """Log and trace how the request ended."""
+        """Log and trace how the request ended, and keep what is hot in its prompt."""
         if self.access is not None:
             self.access.note(call, record)
         if self.tracing is not None:
             self.tracing.end(call, record)
+        if self.warm_ups is not None:
+            self.warm_ups.note(call)
 
     def _account(self, call: Call) -> None:
         """Record how the request ended: trace, metrics."""
@@ -368,8 +377,7 @@ class Proxy:
         record = record_of(parts, call, usage)
         parts.trace.add(record)
         parts.metrics.finished(record)
-        if self.access is not None or self.tracing is not None:
-            self._tell(call, record)
+        self._tell(call, record)
         if parts.history is not None:
             parts.history.note(record, routed.arrival.prefix if routed is not None else b"")
         if parts.billing is not None:
@@ -377,6 +385,8 @@ class Proxy:
         self._hits.note(call, usage)
         if parts.feedback is not None:
             parts.feedback.note(call, usage, record.tenant)
+        if routed is not None and routed.trial is not None and parts.canary is not None:
+            parts.canary.note(record, routed)
         if routed is not None and parts.decisions is not None:
             parts.decisions.add(record, call.choices, routed)
         if routed is not None and call.choices:

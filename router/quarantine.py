@@ -104,10 +104,10 @@ class Quarantine:
             return None
         return left_s if len(deaths) >= self._settings.deaths else None
 
-    def clear(self, path: str, body: bytes) -> None:
-        """Forget a request that ended well."""
-        if len(body) in self._lengths:
-            key = self.key(path, body)
+    def clear(self, path: str, body: bytes, key: Key | None = None) -> None:
+        """Forget a request that ended well; where it has a ``key``, the body is not looked at."""
+        if (len(body) if key is None else key.body_bytes) in self._lengths:
+            key = key or self.key(path, body)
             if key in self.marked:
                 self._drop(key)
 

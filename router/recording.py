@@ -45,6 +45,8 @@ LEAST_BYTES: Final = 1 << 20
 TICK_S: Final = 1.0
 LEVEL: Final = 3
 _DIGITS: Final = 12
+OWN_REASONS: Final = frozenset({"warm_up", "hand_over"})
+"""Why requests were sent that no client asked for: no part of the traffic."""
 
 
 class RecordingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +66,8 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     """One request that was sent to a replica, made by place. Unknown is None.
 
     ``block_tokens`` are those of one id in a chain. ``reason`` and ``replica`` are of the last of
-    ``attempts``; ``cached_tokens`` and ``output_tokens`` as the engine counted them.
+    ``attempts``; ``cached_tokens`` and ``output_tokens`` as the engine counted them. One of the
+    router's own requests has one of ``OWN_REASONS``.
     """
 
     arrived_unix_s: float
@@ -85,6 +88,7 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     settings_version: int = 0
     block_tokens: int | None = None
     prompts: tuple[LoggedPrompt, ...] = ()
+    side: str | None = None
 
 
 @dataclass(slots=True)
@@ -123,12 +127,16 @@ class Recording(Collector):
 
     def note(self, record: DecisionRecord, choice: Choice, routed: Routed) -> None:
         """Take a request that has ended; ``choice`` is its last one."""
+        self.add(recorded(record, choice, routed))
+
+    def add(self, one: Recorded) -> None:
+        """Take one line."""
         pending, before = self._pending, len(self._pending)
         if before > self._max_bytes // 2:  # more in a tick than there is room for
             self._dropped += 1
             return
         try:
-            self._encode_into(recorded(record, choice, routed), pending, -1)
+            self._encode_into(one, pending, -1)
         except ValueError:  # a name that is no Unicode
             del pending[before:]
         if not 0 < len(pending) - before <= min(MAX_RECORD_BYTES, self._max_bytes // 2):
@@ -136,7 +144,7 @@ class Recording(Collector):
             self._dropped += 1
             return
         pending += b"\n"
-        self._last_unix_s = max(self._last_unix_s, record.started_unix_s)
+        self._last_unix_s = max(self._last_unix_s, one.arrived_unix_s)
 
     async def run(self) -> None:
         """Compress what has come together, until cancelled."""
@@ -241,11 +249,13 @@ def recorded(record: DecisionRecord, choice: Choice, routed: Routed) -> Recorded
         record.settings_version,
         block_tokens,
         prompts,
+        record.side,
     )
 
 
 def _packed(lines: bytes) -> bytes:
-    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(lines)
+    packed = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(lines)
+    return bytes(memoryview(packed))  # a copy: the library's own takes what it might have needed
 
 
 def _number(query: Mapping[str, list[str]], name: str) -> int | None:

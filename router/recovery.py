@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from router.error import (
+    NoReplicaError,
     QuarantinedError,
     ReplicaClosedError,
     ReplicaConnectTimeoutError,
     ReplicaDiedError,
+    ReplicaTimeoutError,
     ReplicaUnreachableError,
 )
 from router.rank import mates
@@ -38,6 +40,7 @@ TURN_S: Final = 0.02
 """How often a request that waits for its second try looks again, where few wait."""
 TURNS_PER_S: Final = 1_000.0
 """How often all that wait look again together, a percent of a core: a large replica leaves many."""
+NONE_LEFT: Final = "no replica can take the request now"
 CUT_SHORT: Final = frozenset({"truncated", "first_byte_timeout", "chunk_idle"})
 """Ends of answers that had begun, of which a replica may have died."""
 
@@ -110,9 +113,9 @@ class Recovery:
             return
         verdict = parts.availability.answered(member, relayed)
         if verdict is Verdict.SUCCESS:
-            parts.quarantine.clear(call.path, body)
+            parts.quarantine.clear(call.path, body, call.key)
         elif verdict is Verdict.FAILURE:
-            key = parts.quarantine.key(call.path, body)
+            key = call.key or parts.quarantine.key(call.path, body)
             parts.quarantine.suspect(member.replica, key, parts.clock())
             if relayed.reason in CUT_SHORT:
                 self._examine_soon(member)
@@ -168,7 +171,11 @@ class Recovery:
         )
         if denial is None and self._left_s(call) <= 0:
             denial = Denial.DEADLINE
+        is_lost = reason in LOST
+        tried.update(mates(parts.fleet.members().values(), member) if is_lost else ())
+        tried.add(member.replica)
         if denial is None:
+            self._need_replica(error, call, tried)
             call.retry = await self._claim(reason, call, open_requests)
             denial = Denial.BUDGET if call.retry is None else None
         if denial is not None:
@@ -176,14 +183,28 @@ class Recovery:
             raise error
         call.was_sent = call.was_sent or reason is not RetryReason.UNREACHABLE
         call.retry_reason = reason
-        if reason in LOST:
-            tried.update(mates(parts.fleet.members().values(), member))
-        else:
-            tried.add(member.replica)
         if reason is RetryReason.DIED:
             call.is_suspect = True
         if call.is_suspect:
             self._spread(call, tried)
+
+    async def lost(self, error: ReplicaError, call: Call, member: Member) -> None:
+        """Note how an attempt ended beside which another one still runs."""
+        self._parts.availability.failed(member, error)
+        await self._examined(error, call, call.body, member)
+
+    def _need_replica(self, error: ReplicaError, call: Call, tried: set[ReplicaId]) -> None:
+        """Raise where nobody is left for another try: what befell the request, if that was late.
+
+        A replica that did not answer in time is no reason to say that there is none.
+        """
+        model = call.routed.prompt.model if call.routed is not None else ""
+        if self._parts.availability.candidates(model or None, tried):
+            return
+        self.denied.add(1.0, (Denial.NO_REPLICA.value,))
+        if isinstance(error, ReplicaTimeoutError):
+            raise error
+        raise NoReplicaError(NONE_LEFT) from error
 
     def _spread(self, call: Call, tried: set[ReplicaId]) -> None:
         """Keep a suspect away from other suspects, as long as there are replicas without one.
@@ -205,7 +226,12 @@ class Recovery:
             self._suspects[replica] += 1
 
     def ended(self, call: Call) -> None:
-        """Give back what a second try took."""
+        """Give back what a second try took, all of it where it found no replica any more."""
+        if call.retry is not None and call.retry_reason is not None:
+            call.retry.give_back()
+            call.retry_reason = None
+            if call.outcome == "failed":  # else the client left
+                self.denied.add(1.0, (Denial.NO_REPLICA.value,))
         if call.retry is not None:
             call.retry.end()
             call.retry = None

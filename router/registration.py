@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import socket
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Final
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import structs
 
 from router.endpoint import Endpoint
+from router.names import Names
 from router.registration_setting import RegistrationSettings, port_range
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Registration:
         self._rule = AddressRule(settings)
         self._own = frozenset(own)
         self._known: dict[ReplicaId, tuple[ReplicaRecord, Endpoint]] = {}
-        self._look_up = look_up or _addresses_of
+        self._look_up = look_up or Names().addresses
         self._names: dict[ReplicaId, _Name] = {}
         self.on_found: Callable[[], None] = lambda: None
         """Called when a name was looked up: the fleet may have a member more."""
@@ -243,9 +243,3 @@ def _check_words(record: ReplicaRecord) -> None:
         if not text.isprintable() or len(text) > most:
             message = "a text that is not printable, or too long"
             raise ValueError(message)
-
-
-async def _addresses_of(host: str) -> list[str]:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]

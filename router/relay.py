@@ -20,6 +20,7 @@ from router.error import ReplicaClosedError, ReplicaDiedError, ReplicaUnreachabl
 from router.exchange import Exchange, Outcome
 from router.header import added_lines, kv_source_line, rank_line, request_head
 from router.observer import BodyObserver, Usage
+from router.race import Lane, RacingExchange
 from router.request import ClientHeaders
 from router.wire import ClientStream
 
@@ -34,8 +35,10 @@ ERROR_BYTES = 4_096
 """So much of an error's body is looked at."""
 
 
-class RelayRequest(Struct, frozen=True):
+class RelayRequest(Struct):
     """What goes to the replica. ``headers`` are the client's; those that may pass go on.
+
+    ``body`` is forgotten once the answer goes on for long; ``on_long`` is called then.
 
     ``lines`` go in their place where they are given.
     ``done_marker`` is the data of the event that ends a whole stream, None for APIs without one.
@@ -46,7 +49,8 @@ class RelayRequest(Struct, frozen=True):
     (None: always). ``first_byte_timeout_s`` is shorter than that of the settings.
     ``allows_keep_alive`` is False when the client shall not send more on its connection.
     ``kv_source`` is where the replica may fetch KV pages of the prompt. ``rank`` is the engine's
-    data-parallel rank that is the replica; None where the replica is the engine.
+    data-parallel rank that is the replica; None where the replica is the engine. ``lane`` is its
+    place in a race with another attempt.
     """
 
     method: str
@@ -64,6 +68,8 @@ class RelayRequest(Struct, frozen=True):
     rank: int | None = None
     lines: bytes | None = None
     may_replay: Callable[[], bool] | None = None
+    lane: Lane | None = None
+    on_long: Callable[[], None] | None = None
 
 
 class Relayed(Struct, frozen=True):
@@ -141,7 +147,8 @@ async def relay(
         lines += kv_source_line(outbound.kv_source.authority)
     if outbound.rank is not None:
         lines += rank_line(outbound.rank)
-    head = request_head(
+    exchange = _exchange(request, outbound, pool, on_first_byte)
+    exchange.head = request_head(
         outbound.method,
         outbound.target,
         lines,
@@ -150,13 +157,13 @@ async def relay(
         request_id=outbound.request_id,
         peer=request.forwarded_for,
     )
-    added = added_lines((("X-Request-Id", outbound.request_id), *extra_headers))
-    exchange = Exchange(request, outbound, pool, added, on_first_byte)
+    del lines
+    exchange.added = added_lines((("X-Request-Id", outbound.request_id), *extra_headers))
     connection = pool.take(endpoint) if outbound.can_replay else None
     if connection is None:
         fresh = await pool.connect(endpoint)
     else:
-        await _run(exchange, connection, head)
+        await _run(exchange, connection)
         if not isinstance(exchange.error, StaleConnectionError):
             return _relayed(exchange)
         fresh = await _connect_again(pool, endpoint)
@@ -164,8 +171,19 @@ async def relay(
         if exchange.error.was_sent and may_replay is not None and not may_replay():
             fresh.discard()
             return _relayed(exchange)
-    await _run(exchange, fresh, head)
+    await _run(exchange, fresh)
     return _relayed(exchange)
+
+
+def _exchange(
+    request: Request,
+    outbound: RelayRequest,
+    pool: UpstreamPool,
+    on_first_byte: Callable[[], None],
+) -> Exchange:
+    if outbound.lane is None:
+        return Exchange(request, outbound, pool, on_first_byte)
+    return RacingExchange(request, outbound, pool, on_first_byte, outbound.lane)
 
 
 async def _connect_again(pool: UpstreamPool, endpoint: Endpoint) -> UpstreamConnection:
@@ -182,9 +200,9 @@ async def _connect_again(pool: UpstreamPool, endpoint: Endpoint) -> UpstreamConn
         raise ReplicaDiedError(message) from error
 
 
-async def _run(exchange: Exchange, connection: UpstreamConnection, head: bytes) -> None:
+async def _run(exchange: Exchange, connection: UpstreamConnection) -> None:
     try:
-        await exchange.run(connection, head)
+        await exchange.run(connection)
     except asyncio.CancelledError:
         if exchange.stream is not None and exchange.stream.is_done:
             raise LeftAfterEndError(_relayed(exchange)) from None

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from router.admission_setting import Priority
 from router.error import (
+    BodyTooLargeError,
     ClientError,
     HeadTooLargeError,
     MethodNotAllowedError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from router.client import ClientConnection
+    from router.config import LimitSettings
     from router.error import RouterError
     from router.wire import ClientStream
 
@@ -197,6 +199,11 @@ def body_length(head: RequestHead, lengths: Sequence[bytes]) -> int | None:
     return length
 
 
+def too_large(limits: LimitSettings) -> BodyTooLargeError:
+    """Return the error for a body beyond the limit."""
+    return BodyTooLargeError(f"body: expected at most {limits.body_bytes} bytes")
+
+
 class RequestHead(Struct, frozen=True, kw_only=True):
     """A head without the length of the body; ``path`` is the target without its query."""
 
@@ -264,12 +271,17 @@ class Request:
     def fail(self, fault: RouterError) -> None:
         """Note that the body is not one, or too large: nothing more of it comes."""
         self._fault = fault
-        self.received_bytes = 0
+        self.let_body_go()
+        self.keep_alive = False
+        self._wake()
+
+    def let_body_go(self) -> int:
+        """Forget the body, which was taken; return how many bytes that were."""
+        let_go_bytes, self.received_bytes = self.received_bytes, 0
         self._parts.clear()
         if self.declared_bytes is None:
             self._chunks.clear()
-        self.keep_alive = False
-        self._wake()
+        return let_go_bytes
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

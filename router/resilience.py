@@ -15,6 +15,7 @@ from router.ejection import Cause
 from router.quarantine import Quarantine
 from router.recovery import Recovery, RecoveryParts
 from router.retry_budget import RetryBudget
+from router.silence import Silence
 
 if TYPE_CHECKING:
     import random
@@ -74,12 +75,14 @@ class Resilience(Collector):
                 clock=clock,
             )
         )
+        self._silence = Silence(parts.health, parts.pool, self.availability)
         parts.registry.register(self)
 
     def tick(self) -> None:
         """Follow time and the checks."""
         self.availability.look()
         self.quarantine.tick(self._clock())
+        self._silence.look()
 
     def collect(self) -> Iterable[Metric]:
         """Yield the standing of each replica as it is now, and what was counted."""

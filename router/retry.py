@@ -19,6 +19,7 @@ from router.error import (
     ReplicaClosedError,
     ReplicaDiedError,
     ReplicaError,
+    ReplicaSilentError,
     ReplicaTimeoutError,
     ReplicaUnreachableError,
 )
@@ -40,6 +41,7 @@ class RetryReason(enum.StrEnum):
     DIED = "died"
     CLOSED = "closed"
     BUSY = "busy"
+    SILENT = "silent"
     TIMEOUT = "first_byte_timeout"
 
 
@@ -50,15 +52,17 @@ class Denial(enum.StrEnum):
     DEADLINE = "deadline"
     ATTEMPTS = "attempts"
     UNREPEATABLE = "unrepeatable"
+    NO_REPLICA = "no_replica"
 
 
 _AFTER_SEND: Final = (
     (ReplicaDiedError, RetryReason.DIED, ("dead", "always")),
+    (ReplicaSilentError, RetryReason.SILENT, ("dead", "always")),
     (ReplicaTimeoutError, RetryReason.TIMEOUT, ("dead", "always")),
     (ReplicaClosedError, RetryReason.CLOSED, ("always",)),
 )
 """The first one that fits counts."""
-LOST: Final = frozenset({RetryReason.UNREACHABLE, RetryReason.DIED})
+LOST: Final = frozenset({RetryReason.UNREACHABLE, RetryReason.DIED, RetryReason.SILENT})
 
 
 def reason_of(error: ReplicaError, after_send: AfterSend) -> RetryReason | None:

@@ -21,16 +21,24 @@ BALANCE_MOST = 100.0
 class Claim:
     """One second try in progress; ended once, when its answer begins or it fails."""
 
-    __slots__ = ("_budget",)
+    __slots__ = ("_budget", "_is_lost")
 
-    def __init__(self, budget: RetryBudget) -> None:
+    def __init__(self, budget: RetryBudget, *, is_lost: bool) -> None:
         self._budget: RetryBudget | None = budget
+        self._is_lost = is_lost
 
     def end(self) -> None:
         """Make room for another one."""
         budget, self._budget = self._budget, None
         if budget is not None:
             budget.in_progress -= 1
+
+    def give_back(self) -> None:
+        """End one that was not used after all: another request may have it."""
+        budget = self._budget
+        self.end()
+        if budget is not None:
+            budget.put_back(is_lost=self._is_lost)
 
 
 class RetryBudget:
@@ -73,4 +81,10 @@ class RetryBudget:
             self._balance -= 1.0
         self._tokens -= 1.0
         self.in_progress += 1
-        return Claim(self)
+        return Claim(self, is_lost=is_lost)
+
+    def put_back(self, *, is_lost: bool) -> None:
+        """Take back what a claim cost that was not used."""
+        self._tokens = min(self._settings.per_s, self._tokens + 1.0)
+        if not is_lost:
+            self._balance = min(BALANCE_MOST, self._balance + 1.0)

@@ -24,7 +24,6 @@ from router.error import (
     NotFoundError,
     ReplicaError,
 )
-from router.origin import refuse_pages
 from router.rank import one_of_each_engine
 from router.reply import json_response
 from router.upstream import fetch
@@ -144,7 +143,6 @@ class ScopeAdmin:
     async def _change(
         self, request: Request, scope: str, action: str, *, is_resetting: bool
     ) -> Response:
-        refuse_pages(request)
         if not self._parts.epochs.can_renew:
             message = "tenants_state_file: expected a file that keeps epochs beyond a restart"
             raise ConflictError(message, param="tenants_state_file")

@@ -19,12 +19,18 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from router.audit_log import AuditError, AuditLog
+from router.canary_admin import CanaryAdmin
+from router.canary_keeper import CanaryKeeper
 from router.config import ConfigError
-from router.setting_admin import SettingAdmin, SettingAdminParts
+from router.setting_admin import SettingAdmin
+from router.setting_change import SettingAdminParts
 from router.setting_file import KeptSettings, SettingFile, SettingFileError
 from router.settings import SettingRules, drained
+from router.supervisor.share import share_of
 from router.upkeep import supervise
+from state.canary_store import RedisCanaryStore
 from state.client import RedisSettings
+from state.model import ReplicaId
 from state.rhythm import check_cancelled
 from state.setting_book import SettingBook
 from state.setting_store import RedisSettingStore
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
     from router.app import App
     from router.client import Handler
     from router.settings import LiveSettings
+    from state.canary_store import CanaryStore
     from state.setting_book import SettingDocument
     from state.setting_store import SettingStore
 
@@ -53,12 +60,15 @@ NO_CHANGE: Final = "the settings before stay in force"
 
 def adopt(app: App, rules: SettingRules, live: LiveSettings, version: int) -> None:
     """Let every part of ``app`` go by ``live`` from the next request on; nothing in here fails."""
-    config = rules.config_of(live)
-    app.chooser.adopt(config.policy, version)
+    config = share_of(rules.config_of(live))
+    app.canary.adopt(live, version)
+    app.shadow.adopt(config.shadow)
     app.know.heat.adopt(config.hot_prefix)
     app.health.adopt(config.health)
     app.resilience.availability.adopt(config.ejection, config.health.slow_start_s)
     app.fleet.drain(drained(live))
+    if app.warm_ups is not None:
+        app.warm_ups.asked = frozenset(map(ReplicaId, live.hand_overs))
     app.entrance.adopt(config)  # last, as it looks at the others
 
 
@@ -68,17 +78,23 @@ class SettingLife(Collector):
     Raises ConfigError for a file or an audit log that cannot be used.
     """
 
-    def __init__(self, app: App, state_url: str, store: SettingStore | None = None) -> None:
-        config = app.config
+    def __init__(
+        self,
+        app: App,
+        state_url: str,
+        store: SettingStore | None = None,
+        canary_store: CanaryStore | None = None,
+    ) -> None:
+        config = app.whole
         self._app = app
-        self._store = store or RedisSettingStore(
-            RedisSettings(
-                url=state_url,
-                command_timeout_s=STORE_TIMEOUT_S,
-                connect_timeout_s=STORE_TIMEOUT_S,
-                max_connections=2,
-            )
+        redis = RedisSettings(
+            url=state_url,
+            command_timeout_s=STORE_TIMEOUT_S,
+            connect_timeout_s=STORE_TIMEOUT_S,
+            max_connections=2,
         )
+        self._store = store or RedisSettingStore(redis)
+        self._canary_store = canary_store or RedisCanaryStore(redis)
         self.rules = SettingRules(config, keeps_placements=app.know.placed is not None)
         self.live = self.rules.in_force({})
         self.book = SettingBook(
@@ -88,8 +104,8 @@ class SettingLife(Collector):
         self._file = SettingFile(Path(path)) if path is not None else None
         self._kept: KeptSettings | None = None
         self._audit: AuditLog | None = None
-        self._admin: SettingAdmin | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._desk: tuple[SettingAdmin, CanaryAdmin, CanaryKeeper] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._asked = asyncio.Event()
         self._last_fault = ""
         self._store_fault = ""
@@ -103,8 +119,9 @@ class SettingLife(Collector):
         except BaseException:
             await self._close()
             raise
-        run = supervise("settings", self._run)
-        self._task = asyncio.create_task(run, name="settings")
+        _, _, keeper = self._open_desk()
+        for name, run in (("settings", self._run), ("canary", keeper.run)):
+            self._tasks.append(asyncio.create_task(supervise(name, run), name=name))
         with suppress(TimeoutError):
             async with asyncio.timeout(HEARD_S):
                 await self._asked.wait()
@@ -116,33 +133,51 @@ class SettingLife(Collector):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._close()
 
     async def _close(self) -> None:
-        if self._admin is not None:
-            await self._admin.settled()
+        if self._desk is not None:
+            await self._desk[0].changes.settled()
         await self._store.aclose()
+        await self._canary_store.aclose()
         if self._audit is not None:
             await self._audit.aclose()
 
     def routes(self) -> dict[str, Mapping[str, Handler]]:
         """Return what the operators' listener answers of settings."""
+        settings, canary, _ = self._open_desk()
+        return settings.routes() | canary.routes()
+
+    def _open_desk(self) -> tuple[SettingAdmin, CanaryAdmin, CanaryKeeper]:
+        """Return who makes changes: operators, and the canary by itself."""
+        if self._desk is not None:
+            return self._desk
         lifecycle = self._app.lifecycle
         audit = self._audit if lifecycle is None else lifecycle.audit
         parts = SettingAdminParts(
             book=self.book,
             rules=self.rules,
             live=lambda: self.live,
-            config=self._app.config,
+            config=self._app.whole,
             fleet=self._app.fleet,
             audit=audit,
             unix_clock=time.time,
         )
-        self._admin = SettingAdmin(parts)
-        return self._admin.routes()
+        admin, canary = SettingAdmin(parts), self._app.canary
+        keeper = CanaryKeeper(
+            canary,
+            self._canary_store,
+            self.book,
+            self.rules,
+            admin.changes,
+            routers=lambda: self._app.reader.routers,
+            unix_clock=time.time,
+        )
+        self._desk = admin, CanaryAdmin(parts, admin.changes, canary, keeper), keeper
+        return self._desk
 
     def collect(self) -> Iterable[Metric]:
         """Yield which version is in force, and whether another one is refused."""

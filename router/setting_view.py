@@ -40,10 +40,11 @@ class RollbackBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class DrainBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who drains a replica, and why."""
+    """Who drains a replica, and why. ``hand_over``: what it alone holds goes to others first."""
 
     author: Author
     reason: Reason
+    hand_over: bool = False
 
 
 class SettingsView(Struct, frozen=True, kw_only=True):
@@ -76,7 +77,10 @@ class SettingsChange(Struct, frozen=True, kw_only=True):
 
 
 class HistoryRow(Struct, frozen=True, kw_only=True):
-    """One version, and what it changed against the one before it, where that is known."""
+    """One version, and what it changed against the one before it, where that is known.
+
+    ``verdict``: of the canary that it ended (``router.canary_verdict``).
+    """
 
     version: int
     previous: int
@@ -84,6 +88,7 @@ class HistoryRow(Struct, frozen=True, kw_only=True):
     reason: str
     unix_s: float
     changes: list[Change] | None
+    verdict: dict[str, Any] | None = None
 
 
 class VersionView(Struct, frozen=True, kw_only=True):

@@ -17,9 +17,12 @@ from policies.hold import HoldSettings
 from policies.hot import HotSettings
 from policies.union import AnyPolicy
 from router.admission_setting import AdmissionSettings
-from router.config import Config, ConfigError, HealthSettings, Name, check_config
+from router.canary_setting import CanarySettings, Guardrails, canary_fault
+from router.config import Config, ConfigError, Name, check_config
 from router.ejection import EjectionSettings
 from router.expected import explained
+from router.health_setting import HealthSettings
+from router.shadow_policy import ShadowSettings
 from state.model import ReplicaId
 
 if TYPE_CHECKING:
@@ -27,9 +30,11 @@ if TYPE_CHECKING:
 
     Values = dict[str, Any]
 
-SECTIONS: Final = ("policy", "hot_prefix", "hold", "admission", "health", "ejection")
+SECTIONS: Final = ("policy", "hot_prefix", "hold", "admission", "health", "ejection", "shadow")
 """Keys of the configuration of which a document may have parts."""
 DRAINS: Final = "drains"
+HAND_OVERS: Final = "hand_overs"
+CANARY: Final = "canary"
 FIXED: Final = (
     "hot_prefix.half_life_s",
     "hot_prefix.max_nodes",
@@ -40,12 +45,18 @@ FIXED: Final = (
 )
 """What is built in at the start: learned state would be lost, or memory not be given back."""
 MOST_DRAINS: Final = 1_024
+_GUARDRAILS: Final = msgspec.to_builtins(Guardrails())
 FILE: Final = "file"
 DOCUMENT: Final = "document"
 
 
 class LiveSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The values in force of all that can be changed; ``drains`` are names of replicas."""
+    """The values in force of all that can be changed; ``drains`` are names of replicas.
+
+    Of those, ``hand_overs`` hand over what they hold.
+
+    ``canary.policy`` is the whole of the candidate: what the document has of it is over the policy.
+    """
 
     policy: AnyPolicy
     hot_prefix: HotSettings
@@ -53,7 +64,10 @@ class LiveSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     admission: AdmissionSettings
     health: HealthSettings
     ejection: EjectionSettings
+    shadow: ShadowSettings
+    canary: CanarySettings | None = None
     drains: Annotated[tuple[Name, ...], Meta(max_length=MOST_DRAINS)] = ()
+    hand_overs: Annotated[tuple[Name, ...], Meta(max_length=MOST_DRAINS)] = ()
 
 
 class Change(Struct, frozen=True, kw_only=True):
@@ -72,7 +86,7 @@ class SettingRules:
         self._keeps_placements = keeps_placements
         self.base: Values = {
             section: msgspec.to_builtins(getattr(config, section)) for section in SECTIONS
-        } | {DRAINS: []}
+        } | {DRAINS: [], HAND_OVERS: []}
 
     def in_force(self, settings: Mapping[str, Any]) -> LiveSettings:
         """Return the values with ``settings`` over the file; raises ConfigError."""
@@ -82,20 +96,40 @@ class SettingRules:
                     message = f"{fixed}: expected in the configuration file only; it needs a start"
                     raise ConfigError(message)
         try:
-            live = msgspec.convert(over(self.base, settings), LiveSettings, strict=True)
+            live = msgspec.convert(self._resolved(settings), LiveSettings, strict=True)
         except msgspec.ValidationError as error:
             raise ConfigError(explained(error, LiveSettings)) from None
-        if getattr(live.policy, "uses_placements", False) and not self._keeps_placements:
-            message = (
-                "policy.kind: expected one that does not keep placements of its own, unless the "
-                "router was started with such a one"
-            )
-            raise ConfigError(message)
+        self._check_policy("policy.kind", live.policy)
+        if live.canary is not None:
+            self._check_policy("canary.policy.kind", live.canary.policy)
+            fault = canary_fault(live.canary, has_tenants=bool(self._config.tenants))
+            if fault is not None:
+                raise ConfigError(fault)
         if len(set(live.drains)) != len(live.drains):
             message = "drains: a replica occurs twice"
             raise ConfigError(message)
         check_config(self.config_of(live))
         return live
+
+    def _resolved(self, settings: Mapping[str, Any]) -> Values:
+        """Return all values, the candidate's policy whole among them."""
+        values = over(self.base, settings)
+        canary = values.get(CANARY)
+        if isinstance(canary, dict) and isinstance(canary.get("policy"), dict):
+            usual = {"policy": values["policy"], "guardrails": _GUARDRAILS}
+            values[CANARY] = {
+                **canary,
+                **over(usual, {key: canary[key] for key in usual if key in canary}),
+            }
+        return values
+
+    def _check_policy(self, key: str, policy: AnyPolicy) -> None:
+        if getattr(policy, "uses_placements", False) and not self._keeps_placements:
+            message = (
+                f"{key}: expected one that does not keep placements of its own, unless the "
+                "router was started with such a one"
+            )
+            raise ConfigError(message)
 
     def config_of(self, live: LiveSettings) -> Config:
         """Return the whole configuration with the values in force."""
@@ -190,7 +224,11 @@ def _merged(target: Mapping[str, Any], patch: Mapping[str, Any]) -> Values:
             merged.pop(key, None)
         elif isinstance(value, dict):
             below = merged.get(key)
-            inner = _merged(below if isinstance(below, dict) else {}, value)
+            if not isinstance(below, dict) or value.get("kind", below.get("kind")) != below.get(
+                "kind"
+            ):
+                below = {}  # keys go with their kind
+            inner = _merged(below, value)
             merged.pop(key, None)
             if inner:
                 merged[key] = inner

@@ -45,13 +45,14 @@ ANSWERS: Final = ("same", "moved", "unanswered", "skipped")
 
 
 class ShadowSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which policy is asked, too; none without ``policy``.
+    """Which policy is asked, too; none without ``policy``, or where it is not ``enabled``.
 
     ``sample`` is the share of requests that it is asked of, ``cpu_fraction`` the share of the event
     loop's time that it may take.
     """
 
     policy: AnyPolicy | None = None
+    enabled: bool = True
     sample: Annotated[float, Meta(ge=0, le=1)] = 1.0
     cpu_fraction: Annotated[float, Meta(gt=0, le=0.5)] = 0.02
 
@@ -136,7 +137,7 @@ class _Comparison:
     def __init__(self, policy: AnyPolicy, decided_by: DecidedBy) -> None:
         self.decided_by = decided_by
         self.skipped = 0
-        self._policy = policy
+        self.policy = policy
         self._cost = getattr(decided_by.policy, "prefill", None) or PrefillCost()
         self._overall = _Side()
         self._unanswered = 0
@@ -146,7 +147,7 @@ class _Comparison:
 
     def ask(self, one: _Waiting) -> str:
         """Ask the policy; return what came of it: ``same``, ``moved`` or ``unanswered``."""
-        made = self._policy.pick(one.request, one.views)
+        made = self.policy.pick(one.request, one.views)
         if made is None:
             self._unanswered += 1
             return "unanswered"
@@ -178,7 +179,7 @@ class _Comparison:
         """Return what it came to so far."""
         entries = sorted(self._worst, key=lambda entry: entry[:3], reverse=True)
         return ShadowReport(
-            policy=kind_of(self._policy),
+            policy=kind_of(self.policy),
             active=kind_of(self.decided_by.policy),
             settings_version=self.decided_by.settings_version,
             sample=sample,
@@ -201,23 +202,38 @@ class _Comparison:
 
 
 class ShadowPolicy(Collector):
-    """Takes the decisions of requests that have ended; ``run`` asks the policy of them."""
+    """Takes the decisions of requests that have ended; ``run`` asks the policy of them.
+
+    Without a policy it takes none.
+    """
 
     def __init__(
         self,
-        policy: AnyPolicy,
         settings: ShadowSettings,
         decided_by: Callable[[], DecidedBy],
         clock: Callable[[], float],
     ) -> None:
-        self._policy = policy
         self._decided_by = decided_by
-        self._sample = settings.sample
-        self._cpu_fraction = settings.cpu_fraction
         self._clock = clock
         self._waiting: deque[_Waiting] = deque()
-        self._comparison = _Comparison(policy, decided_by())
         self._counts = dict.fromkeys(ANSWERS, 0)
+        self._settings: ShadowSettings | None = None
+        self._comparison: _Comparison | None = None
+        self._wakes = asyncio.Event()
+        self.adopt(settings)
+
+    def adopt(self, settings: ShadowSettings) -> None:
+        """Go by other settings from now on; with another policy the comparison begins anew."""
+        if settings == self._settings:
+            return
+        policy = settings.policy if settings.enabled else None
+        known = None if self._comparison is None else self._comparison.policy
+        self._settings = settings
+        if policy != known:
+            self._waiting.clear()
+            self._comparison = None if policy is None else _Comparison(policy, self._decided_by())
+        if policy is not None:
+            self._wakes.set()
 
     def note(self, request_id: str, choice: Choice) -> None:
         """Take a decision whose request has ended, where it is drawn.
@@ -225,14 +241,17 @@ class ShadowPolicy(Collector):
         One by settings that are no longer in force is left out; the first one by others begins
         the comparison anew.
         """
+        comparison = self._comparison
+        if comparison is None:
+            return
         request, by = choice.request, choice.decided_by
         if request is None or by is not self._decided_by() or not self._is_sampled(request):
             return
-        if by is not self._comparison.decided_by:
+        if by is not comparison.decided_by:
             self._waiting.clear()
-            self._comparison = _Comparison(self._policy, by)
+            comparison = self._comparison = _Comparison(comparison.policy, by)
         if len(self._waiting) >= QUEUED:
-            self._comparison.skipped += 1
+            comparison.skipped += 1
             self._counts["skipped"] += 1
             return
         self._waiting.append(_Waiting(request_id, request, choice.views, choice.decision))
@@ -240,19 +259,28 @@ class ShadowPolicy(Collector):
     async def run(self) -> None:
         """Ask the policy of what waits, for its share of the time, until cancelled."""
         while True:
+            if self._comparison is None:
+                self._wakes.clear()
+                await self._wakes.wait()
             await asyncio.sleep(TICK_S)
-            self.ask(self._cpu_fraction * TICK_S)
+            self.ask((self._settings or ShadowSettings()).cpu_fraction * TICK_S)
 
     def ask(self, budget_s: float) -> None:
         """Ask the policy for ``budget_s``, of one decision at least."""
         end_s = self._clock() + budget_s
-        while self._waiting:
+        while self._waiting and self._comparison is not None:
             self._counts[self._comparison.ask(self._waiting.popleft())] += 1
             if self._clock() >= end_s:
                 return
 
     def report(self) -> ShadowReport:
-        """Return what the policy would have done since the settings in force are."""
+        """Return what the policy would have done since the settings in force are.
+
+        Raises NotFoundError without one.
+        """
+        if self._comparison is None:
+            message = "shadow: no policy is set (shadow.policy; warmroute shadow start)"
+            raise NotFoundError(message)
         return self._comparison.report(self._sample)
 
     def collect(self) -> Iterable[Metric]:
@@ -266,6 +294,10 @@ class ShadowPolicy(Collector):
             family.add_metric([answer], float(count))
         yield family
 
+    @property
+    def _sample(self) -> float:
+        return 1.0 if self._settings is None else self._settings.sample
+
     def _is_sampled(self, request: RoutingRequest) -> bool:
         return self._sample >= 1.0 or draw_below(STEPS, request, STREAM) < self._sample * STEPS
 
@@ -275,11 +307,9 @@ def open_shadow(
     decided_by: Callable[[], DecidedBy],
     registry: CollectorRegistry,
     clock: Callable[[], float],
-) -> ShadowPolicy | None:
-    """Return what asks the policy of the settings; None without one."""
-    if settings.policy is None:
-        return None
-    shadow = ShadowPolicy(settings.policy, settings, decided_by, clock)
+) -> ShadowPolicy:
+    """Return what asks the policy of the settings, and of those that follow."""
+    shadow = ShadowPolicy(settings, decided_by, clock)
     registry.register(shadow)
     return shadow
 
@@ -287,14 +317,11 @@ def open_shadow(
 class ShadowDesk:
     """Answers operators, also that there is no shadow policy."""
 
-    def __init__(self, shadow: ShadowPolicy | None) -> None:
+    def __init__(self, shadow: ShadowPolicy) -> None:
         self._shadow = shadow
 
     async def answer(self, _: Request) -> Response:
         """Answer the report."""
-        if self._shadow is None:
-            message = "shadow: no policy is set (shadow.policy of the configuration)"
-            raise NotFoundError(message)
         return json_response(self._shadow.report())
 
 

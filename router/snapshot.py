@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, structs
 
-from router.history import Minute
 from router.replica_view import RouterView
+from router.sums import Minute
 from state.model import ReplicaId
 
 if TYPE_CHECKING:
@@ -172,6 +172,8 @@ class SnapshotParts:
     held_requests: Callable[[], int] = int
     replica_connections: Callable[[], int] = int
     loop_lag_s: Callable[[], float] = float
+    warm_up: Callable[[ReplicaId], str] = lambda _: ""
+    """What is done to warm a replica, or before it goes; empty where nothing is."""
 
 
 class Snapshots:
@@ -250,6 +252,7 @@ class Snapshots:
         load, told = view.load, [row for row in view.trust if row.precision is not None]
         age_s, is_least = self.ages.of(replica)
         state, why, left_s = state_of(view)
+        why = why or self._parts.warm_up(replica)
         weakest = min(told, key=lambda row: row.credit, default=None)
         return ReplicaRow(
             replica=replica,

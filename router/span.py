@@ -47,7 +47,16 @@ class RequestSpans:
     ``offset_s`` makes Unix time of the clock's; ``draw_id`` gives ids of 64 bits, never 0.
     """
 
-    __slots__ = ("_draw_id", "_mark_s", "_offset_s", "_parent_id", "root_id", "spans", "trace_id")
+    __slots__ = (
+        "_began_s",
+        "_draw_id",
+        "_mark_s",
+        "_offset_s",
+        "_parent_id",
+        "root_id",
+        "spans",
+        "trace_id",
+    )
 
     def __init__(
         self,
@@ -60,6 +69,8 @@ class RequestSpans:
         self.trace_id = trace_id
         self.root_id = draw_id()
         self.spans: list[Span] = []
+        self._began_s: dict[int, float] = {}
+        """Attempts that run: two may at a time."""
         self._parent_id = parent_id
         self._mark_s = started_s
         self._offset_s = offset_s
@@ -87,8 +98,8 @@ class RequestSpans:
 
     def begin_attempt(self, now_s: float) -> tuple[int, bytes]:
         """Return the id of an attempt's span, and the header line that makes it the parent."""
-        self._mark_s = now_s
         span_id = self._draw_id()
+        self._began_s[span_id] = now_s
         return span_id, b"traceparent: 00-%032x-%016x-01\r\n" % (self.trace_id, span_id)
 
     def attempted(
@@ -99,7 +110,8 @@ class RequestSpans:
         error: str | None,
     ) -> None:
         """Note an attempt that has ended."""
-        self._add("attempt", "client", span_id, self._mark_s, now_s, attributes, error)
+        began_s = self._began_s.pop(span_id)
+        self._add("attempt", "client", span_id, began_s, now_s, attributes, error)
         self._mark_s = now_s
 
     def finished(self, method: str, record: DecisionRecord) -> list[Span]:

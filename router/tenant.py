@@ -57,7 +57,8 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``groups``, whose tenants meet each other's. ``receipts``: answers have
     x-warmroute-* headers, which tell what is cached. ``quota``: what it may take of what is shared.
     ``priority``: who goes first where requests wait, and last where they are shed. ``rate``: what
-    it may ask for on average.
+    it may ask for on average. ``warm_up``: its hottest prefixes may be kept in the router's memory,
+    see ``warm_up`` of the whole configuration.
     """
 
     name: Label
@@ -67,12 +68,14 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     quota: QuotaSettings = QuotaSettings()
     priority: Priority = Priority.NORMAL
     rate: RateSettings = RateSettings()
+    warm_up: bool = False
 
 
 class Tenant(Struct, frozen=True, kw_only=True):
     """A tenant as requests know it. ``scope`` is the same for those that share prefixes.
 
-    ``is_by_user``: its users do not share them with each other.
+    ``is_by_user``: its users do not share them with each other. ``may_keep``: its hottest prefixes
+    may be kept in memory.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Tenant(Struct, frozen=True, kw_only=True):
     receipts: bool = False
     priority: Priority = Priority.NORMAL
     is_by_user: bool = False
+    may_keep: bool = False
 
 
 class Epochs(Protocol):
@@ -112,6 +116,7 @@ def tenant_of(settings: TenantSettings) -> Tenant:
         receipts=settings.receipts,
         priority=settings.priority,
         is_by_user=settings.share == USER_SCOPE,
+        may_keep=settings.warm_up,
     )
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from router.accept import ACCEPT_PAUSE_S, accepted_from
 from router.address import peer_address
 from router.peer import Peers
 from router.tls import HandshakeLog
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
     from router.server import Server
     from router.tls import ListenerContext
-
-ACCEPT_PAUSE_S: Final = 0.5
-"""How long nothing is accepted after the system refused to, for want of descriptors mostly."""
 
 SETTLE_TURNS: Final = 4
 """A handshake that is done counts twice until its task has ended, some turns of the loop later."""
@@ -49,6 +47,10 @@ class TlsAcceptor:
         """Accept no more; handshakes that began go on."""
         self._accepting.cancel()
 
+    async def stopped(self) -> None:
+        """Wait until nothing looks at the socket any more, after ``stop``."""
+        await asyncio.gather(self._accepting, return_exceptions=True)
+
     async def close(self) -> None:
         """End what is not done."""
         tasks = (self._accepting, *self._handshakes)
@@ -59,7 +61,7 @@ class TlsAcceptor:
     async def _run(self) -> None:
         while True:
             try:
-                accepted, name = await self._loop.sock_accept(self._socket)
+                accepted, name = await accepted_from(self._socket)
             except ConnectionError:  # it left before it was accepted
                 continue
             except OSError as error:

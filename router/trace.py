@@ -20,6 +20,7 @@ class Attempt(Struct, frozen=True):
     ``kv_source`` is the replica that it was told to fetch KV pages from. ``credits`` are those of
     candidates that are trusted in part: what their predictions were multiplied by.
     ``promised_tokens`` is what the chosen one's would be if it were trusted, None where it is.
+    ``is_hedge``: it began beside the one before it, which had not answered for long.
     """
 
     decision: Decision
@@ -28,6 +29,7 @@ class Attempt(Struct, frozen=True):
     kv_source: str | None = None
     credits: dict[str, float] = {}
     promised_tokens: int | None = None
+    is_hedge: bool = False
 
 
 class DecisionRecord(Struct, frozen=True):
@@ -37,6 +39,7 @@ class DecisionRecord(Struct, frozen=True):
     ``unroutable`` says why no prefix could be computed, when none could. ``held_s``: what it waited
     in the router for its replica. ``tenant`` is whose key came with it; ``is_salted``: its body has
     a cache salt. ``settings_version`` is what the last decision was made by; 0: the file alone.
+    ``side`` is that of a canary, None where there is none.
     """
 
     request_id: str
@@ -67,6 +70,7 @@ class DecisionRecord(Struct, frozen=True):
     is_salted: bool = False
     trace_id: str | None = None
     settings_version: int = 0
+    side: str | None = None
 
 
 class DecisionTrace:

@@ -6,6 +6,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from router.life import LifeBook
+from router.tally import Spread
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
@@ -21,6 +24,7 @@ TICK_S = 0.05
 """Other routers see our leases this often: the figure at which several routers work as one."""
 RESTART_DELAY_S = 1.0
 GUESS_BLOCK_TOKENS = 64
+LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 LEFT = "the replica left"
 NEW_LIFE = "the replica began another life"
 GONE = ""
@@ -47,10 +51,17 @@ class Upkeep:
         self._resilience = resilience
         self._published_version = -1
         self._generations: dict[ReplicaId, Generation | None] = {}
-        self._lives: dict[ReplicaId, str] = {}
-        """The last life of its cache that each member told."""
+        self._told: dict[ReplicaId, str] = {}
+        self._lives = LifeBook()
+        if resilience is not None:
+            resilience.availability.has_returned = self._has_returned
         self._capacities: dict[ReplicaId, int] = {}
         self.loop_lag_s = 0.0
+        self.lags = Spread(
+            "warmroute_loop_delay_seconds",
+            "Delays of the event loop, one measured every 50 ms.",
+            LAG_BUCKETS_S,
+        )
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -58,6 +69,7 @@ class Upkeep:
             due_s = self._clock() + TICK_S
             await asyncio.sleep(TICK_S)
             self.loop_lag_s = max(0.0, self._clock() - due_s)
+            self.lags.observe(self.loop_lag_s)
             self.tick()
 
     def tick(self) -> None:
@@ -86,18 +98,24 @@ class Upkeep:
             replica: registered[replica].record.generation if replica in registered else None
             for replica in members
         }
-        if current == self._generations:
+        told = {replica: state.record.cache_life for replica, state in registered.items()}
+        if current == self._generations and told == self._told:
             return
+        self._told = told
         know, before = self._know, self._generations
         for replica in before.keys() - current.keys():
+            self._lives.leave(replica)
             know.leases.forget(replica)
             know.speeds.forget(replica)
             if know.limits is not None:
                 know.limits.forget(replica)
         for replica in before.keys() | current.keys():
-            if replica in before and before[replica] == current.get(replica, GONE):
+            is_same = replica in before and before[replica] == current.get(replica, GONE)
+            goes_on = before.get(replica) is not None and self._goes_on(replica)
+            is_other = self._has_another_life(replica, current)
+            if is_same or goes_on:
                 continue
-            if self._has_another_life(replica, current) and self._resilience is not None:
+            if is_other and self._resilience is not None:
                 self._resilience.availability.restarted(replica)
             if self._feedback is not None and replica in before:
                 self._feedback.forget(replica, LEFT if replica not in current else NEW_LIFE)
@@ -117,15 +135,18 @@ class Upkeep:
         A sidecar that comes or goes changes no cache, and a store that lost everything gets new
         generations of caches that are as warm as ever.
         """
-        if replica not in current:
-            self._lives.pop(replica, None)
+        if current.get(replica) is None:
             return False
-        generation = current[replica]
-        if generation is None:
-            return False
-        life = self._know.reader.replicas()[replica].record.cache_life or generation
-        before, self._lives[replica] = self._lives.get(replica), life
-        return before is not None and before != life
+        return self._lives.look(self._know.reader.replicas()[replica].record)
+
+    def _goes_on(self, replica: ReplicaId) -> bool:
+        """Return whether a replica is in the life of its cache in which it was seen last."""
+        state = self._know.reader.replicas().get(replica)
+        return state is not None and self._lives.is_same(state.record)
+
+    def _has_returned(self, replica: ReplicaId) -> bool:
+        state = self._know.reader.replicas().get(replica)
+        return state is not None and self._lives.has_returned(state.record)
 
     def _limit_guesses(self) -> None:
         """Guess no more of a replica than fits there."""

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import ssl
 import time
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -23,6 +24,8 @@ from router.error import (
     ReplicaUnreachableError,
 )
 from router.header import key_line, request_head
+from router.names import Names
+from router.reply_head import read_headers
 from router.watch import Watch
 from state.tls import SHUTDOWN_S, ClientContext, ClientTls, TlsFileError, said
 
@@ -30,12 +33,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.header import RawHeaders
-    from router.reply_head import ReplyHead
+    from router.reply_head import ReplyHead, ReplyHeaders
 
 FETCH_LIMIT_BYTES = 4 * 1024 * 1024
 """The largest body that ``fetch`` takes."""
 _JSON_LINES = b"Content-Type: application/json\r\n"
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+REPLY_HEADERS_MOST = 64
+"""So many are kept for all connections; replicas have one for streams and one for other answers."""
 WATCHES_PER_LIMIT = 16
 """A limit may be overrun by this part of the shortest one."""
 
@@ -60,9 +65,13 @@ class UpstreamPool:
     """Idle connections per endpoint, newest first; any number may be open."""
 
     def __init__(
-        self, settings: UpstreamSettings, wall_clock_s: Callable[[], float] = time.time
+        self,
+        settings: UpstreamSettings,
+        wall_clock_s: Callable[[], float] = time.time,
+        names: Names | None = None,
     ) -> None:
         self.settings = settings
+        self._names = names or Names()
         self.key_line = key_line(settings.api_key)
         self.tls = ClientContext(settings.tls)
         self.date = HttpDate(wall_clock_s)
@@ -73,6 +82,7 @@ class UpstreamPool:
         )
         self.watch = Watch(shortest_s / WATCHES_PER_LIMIT)
         self._idle: dict[Endpoint, dict[UpstreamConnection, float]] = {}
+        self._reply_headers: dict[RawHeaders, ReplyHeaders] = {}
         self._open: set[UpstreamConnection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -150,19 +160,40 @@ class UpstreamPool:
         loop = asyncio.get_running_loop()
         if endpoint.path is not None:
             await loop.create_unix_connection(lambda: connection, endpoint.path)
-        elif endpoint.is_tls:
+            return
+        *others, last = await self._addresses(endpoint)
+        for address in others:
+            try:
+                await self._dial(connection, endpoint, address)
+            except ssl.SSLError:
+                raise
+            except OSError:  # another one may answer
+                continue
+            return
+        await self._dial(connection, endpoint, last)
+
+    async def _addresses(self, endpoint: Endpoint) -> tuple[str, ...]:
+        """Return where to dial, the best first."""
+        address = endpoint.address or endpoint.host
+        try:
+            ip_address(address)
+        except ValueError:
+            return await self._names.addresses(address)
+        return (address,)
+
+    async def _dial(self, connection: UpstreamConnection, endpoint: Endpoint, address: str) -> None:
+        loop = asyncio.get_running_loop()
+        if endpoint.is_tls:
             await loop.create_connection(
                 lambda: connection,
-                endpoint.address or endpoint.host,
+                address,
                 endpoint.port,
                 ssl=self.tls.current(),
                 server_hostname=endpoint.host,
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
         else:
-            await loop.create_connection(
-                lambda: connection, endpoint.address or endpoint.host, endpoint.port
-            )
+            await loop.create_connection(lambda: connection, address, endpoint.port)
 
     def _give_up(self, connection: UpstreamConnection) -> None:
         """Forget a connection that was being made: uvloop may tell it of no loss after a cancel."""
@@ -194,6 +225,18 @@ class UpstreamPool:
         self._sweeper = None
         if oldest_s is not None:
             self._sweeper = loop.call_at(oldest_s + self.settings.pool_idle_s, self._sweep)
+
+    def reply_headers(self, received: RawHeaders) -> ReplyHeaders:
+        """Return what the headers of a response say: once for all connections that bring the same.
+
+        Raises ReplicaProtocolError.
+        """
+        known = self._reply_headers.get(received)
+        if known is None:
+            if len(self._reply_headers) >= REPLY_HEADERS_MOST:
+                self._reply_headers.clear()
+            known = self._reply_headers[received] = read_headers(received)
+        return known
 
     def opened(self, connection: UpstreamConnection) -> None:
         """Count a connection that was made."""
@@ -243,6 +286,9 @@ class _Fetch:
         if len(self.body) > FETCH_LIMIT_BYTES:
             self.on_failure(ReplicaProtocolError("the replica sent too large a body"))
 
+    def on_chunk(self, chunk: bytes, content: bytes) -> None:  # noqa: ARG002
+        self.on_body(content)
+
     def on_end(self) -> None:
         if not self.done.done():
             self.done.set_result(None)
@@ -258,17 +304,19 @@ async def fetch(
     pool: UpstreamPool,
     timeout_s: float,
     body: bytes | None = None,
+    lines: bytes = b"",
 ) -> tuple[int, RawHeaders, bytes]:
     """GET a small resource of a replica, or POST a JSON ``body``: status, headers, body.
 
-    Raises ReplicaError.
+    ``lines`` are header lines besides. Whoever cancels it ends the connection, and the replica's
+    work with it. Raises ReplicaError.
     """
     try:
         async with asyncio.timeout(timeout_s):
             try:
-                return await _fetch_on(pool.take(endpoint), endpoint, target, pool, body)
+                return await _fetch_on(pool.take(endpoint), endpoint, target, pool, body, lines)
             except StaleConnectionError:
-                return await _fetch_on(None, endpoint, target, pool, body)
+                return await _fetch_on(None, endpoint, target, pool, body, lines)
     except TimeoutError:
         message = f"the replica did not answer in {timeout_s:g} s"
         raise ReplicaTimeoutError(message) from None
@@ -280,6 +328,7 @@ async def _fetch_on(
     target: str,
     pool: UpstreamPool,
     body: bytes | None,
+    lines: bytes,
 ) -> tuple[int, RawHeaders, bytes]:
     connection = pooled or await pool.connect(endpoint)
     sink = _Fetch()
@@ -287,7 +336,7 @@ async def _fetch_on(
     head = request_head(
         method,
         target,
-        pool.key_line if body is None else _JSON_LINES + pool.key_line,
+        lines + (pool.key_line if body is None else _JSON_LINES + pool.key_line),
         host=endpoint.authority,
         body_bytes=len(body or b""),
         request_id=None,

@@ -88,6 +88,15 @@ class ClientStream:
         transport.write(head + data if head else data)
         return True
 
+    def send_chunk(self, chunk: bytes, content: bytes) -> bool:
+        """Write ``content``, which came as ``chunk``; False: nobody is there."""
+        transport = self._transport
+        if transport.is_closing():
+            return False
+        self.body_bytes += len(content)
+        transport.write(chunk if self._framing == "chunked" else content)
+        return True
+
     def finish(self) -> None:
         """Write the end of the body, where its framing has one."""
         if self._framing == "chunked" and not self._transport.is_closing():

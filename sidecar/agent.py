@@ -26,6 +26,7 @@ from sidecar.event import ClearedPages, MalformedError, decode_batch
 from sidecar.facts import FactBook
 from sidecar.fold import PageFolder, PageSizeError
 from sidecar.leave import drain
+from sidecar.life import RENEWAL_OF_RESET, CacheLife
 from sidecar.metrics import RenewalReason, SidecarMetrics
 from sidecar.profile import (
     SettingsError,
@@ -55,12 +56,6 @@ _SOCKET_RETRY_S: Final = 5.0
 _LOST_LINK_POLL_S: Final = 0.25
 _MOST_TURN_S: Final = 0.002
 _MAX_PAGE_CHANGES: Final = 3
-_RENEWAL_OF_RESET: Final = {
-    ResetReason.CONNECTED: RenewalReason.START,
-    ResetReason.RESTARTED: RenewalReason.RESTARTED,
-    ResetReason.LOST: RenewalReason.LOST,
-    ResetReason.REQUESTED: RenewalReason.RESTARTED,
-}
 _LOG = logging.getLogger("warmroute.sidecar")
 
 
@@ -93,6 +88,7 @@ class SidecarAgent:
         self._link_lost = asyncio.Event()
         self._silence = Silence(self._replica, settings.event_silence_s)
         self._deeds = DeedWatch()
+        self._life = CacheLife()
         self.metrics = SidecarMetrics(self._replica, lambda: self._announcer.failed_writes)
         self._keys = chain_keys(settings)
         self._facts = FactBook(self._keys, self.metrics)
@@ -128,6 +124,7 @@ class SidecarAgent:
     def _begin_life(self, profile: EngineProfile, reason: RenewalReason) -> None:
         """Start from an empty cache under a new generation."""
         self._profile = profile
+        self._life.begin(profile, reason, is_known=not self._must_discover)
         self._folder = PageFolder(
             profile.identity,
             profile.page_tokens,
@@ -156,6 +153,7 @@ class SidecarAgent:
             capacity_pages=profile.capacity_pages,
             can_fetch=profile.can_fetch,
             rank=self._client.pin,
+            cache_life=self._life.name,
         )
         self._announcer.renew(record, folder)
 
@@ -212,7 +210,7 @@ class SidecarAgent:
         elif self._profile is not None:
             if reset.reason is not ResetReason.CONNECTED:
                 _LOG.info("new generation: replica=%s reason=%s", self._replica, reset.reason)
-            self._begin_life(self._profile, _RENEWAL_OF_RESET[reset.reason])
+            self._begin_life(self._profile, RENEWAL_OF_RESET[reset.reason])
 
     def _begin_again(self, profile: EngineProfile, reason: RenewalReason) -> None:
         """Void everything at once, then learn again what the engine holds."""
@@ -385,6 +383,7 @@ class SidecarAgent:
         self._must_discover = False
         if known is not None and is_same_life(found, known, is_told=is_told):
             self._profile = found
+            self._announcer.name_life(self._life.settled(found))
             if is_back or found.can_fetch is not known.can_fetch:
                 self._announce()
             return

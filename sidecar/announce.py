@@ -12,7 +12,6 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 from msgspec import structs
 
 from sidecar.backlog import Backlog
@@ -77,6 +76,7 @@ class Announcer:
         self._attempted: ReplicaRecord | None = None
         self._is_dirty = False
         self._is_draining = False
+        self._life = ""
         self._adapters: tuple[Adapter, ...] = ()
         self._pending = Backlog()
         self._sequence = 0
@@ -87,11 +87,14 @@ class Announcer:
         self.failed_writes = 0
 
     def renew(self, record: ReplicaRecord, folder: PageFolder) -> None:
-        """Announce all of ``folder`` under a new generation; ``record``'s own one is not used."""
+        """Announce a folder anew; it is one life of the cache where the record names none."""
         before = self._target
         is_same = before is not None and before[1] is folder
-        life = before[0].cache_life if before is not None and is_same else secrets.token_hex(6)
-        self._target = (structs.replace(record, cache_life=life), folder)
+        if record.cache_life:
+            self._life = record.cache_life
+        elif not is_same:
+            self._life = secrets.token_hex(6)
+        self._target = (record, folder)
         self._make_dirty()
 
     def add(self, fold: Fold) -> None:
@@ -124,12 +127,19 @@ class Announcer:
             self._heartbeat_due_s = 0.0
             self._wake.set()
 
+    def name_life(self, life: str) -> None:
+        """Tell routers at once what the life of the cache is called that was announced already."""
+        if life and life != self._life:
+            self._life = life
+            self._heartbeat_due_s = 0.0
+            self._wake.set()
+
     def _as_of_now(self, record: ReplicaRecord) -> ReplicaRecord:
         """Return the record with what may change in one generation."""
-        now = (self._is_draining, self._adapters)
-        if (record.is_draining, record.adapters) == now:
+        now = (self._is_draining, self._adapters, self._life)
+        if (record.is_draining, record.adapters, record.cache_life) == now:
             return record
-        return msgspec.structs.replace(record, is_draining=now[0], adapters=now[1])
+        return structs.replace(record, is_draining=now[0], adapters=now[1], cache_life=now[2])
 
     def withdraw(self) -> None:
         """Deregister the replica until the next ``renew``."""
@@ -222,7 +232,7 @@ class Announcer:
         await self._check_fence()
         previous = self._attempted
         generation = previous.generation if previous is not None else new_generation()
-        record = self._as_of_now(msgspec.structs.replace(base, generation=generation))
+        record = self._as_of_now(structs.replace(base, generation=generation))
         self._attempted = record
         await self._writer.register(record)
         self._registered, self._attempted = record, None

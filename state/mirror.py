@@ -31,8 +31,9 @@ from state.figures import MirrorFigures, MirrorHolding
 from state.lease_exchange import LeaseExchange
 from state.mirror_sync import Follower, stream_heads
 from state.model import ReplicaId, Rung
+from state.native import load, table_maker
 from state.registry import Registry
-from state.residency import ENTRY_BYTES, HOLDER_BYTES, Residency
+from state.residency import HOLDER_BYTES, Residency
 from state.rhythm import Backoff, Beat, Signal, check_cancelled
 from state.rung import Ladder
 from state.schema import REPLICA_INDEX, ReplicaKeys, is_name
@@ -85,7 +86,7 @@ class Mirror:
         self._clock = clock
         self._rng = rng
         self._timing = timing
-        self._residency = Residency()
+        self._residency = Residency(make_table=table_maker(load()))
         lives = {"load_ttl_s": store_timing.load_ttl_s, "record_ttl_s": store_timing.record_ttl_s}
         self._registry = Registry(grace_s=timing.grace_s, **lives)
         self._follower = Follower(self._residency, self._on_registered, self._on_deregistered)
@@ -217,10 +218,9 @@ class Mirror:
     def holdings(self) -> dict[ReplicaId, MirrorHolding]:
         """Return what is mirrored per replica."""
         counts = {replica: self._residency.resident(replica) for replica in self.replicas()}
+        block_bytes = self._residency.entry_bytes + HOLDER_BYTES
         return {
-            replica: MirrorHolding(
-                blocks=blocks, bytes_estimate=blocks * (ENTRY_BYTES + HOLDER_BYTES)
-            )
+            replica: MirrorHolding(blocks=blocks, bytes_estimate=blocks * block_bytes)
             for replica, blocks in counts.items()
         }
 

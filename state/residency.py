@@ -1,8 +1,9 @@
 """Which replica holds which prefix block: an in-process index from block to replicas.
 
-Per tier, one dict maps a block id to an int whose bits are the *slots* of the replicas that hold
-it. The leading resident run of a chain on every replica then is one walk: AND the ints along the
-chain; where a bit falls, that replica's run ends, also when it holds later blocks again.
+Per tier, one table (``block_table``) maps a block id to an int whose bits are the *slots* of the
+replicas that hold it. The leading resident run of a chain on every replica then is one walk: AND
+the ints along the chain; where a bit falls, that replica's run ends, also when it holds later
+blocks again.
 
 A slot belongs to one life of a replica's cache. Dropping a replica only retires its slot, in O(1):
 the walk starts from the bits of live slots, so retired bits never count. What a retired slot left
@@ -20,25 +21,23 @@ from __future__ import annotations
 
 from collections import deque
 from functools import reduce
-from itertools import repeat
+from itertools import compress
 from operator import or_
 from typing import TYPE_CHECKING, Final
 
+from state.block_table import ASKED, DictTable
 from state.holding import PORTION_BLOCKS, Holding
 from state.model import Overlap, ReplicaId, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
+    from state.block_table import BlockTable
     from state.model import BlockId
 
-ENTRY_BYTES: Final = 200
-"""Process memory per distinct block of a tier: its id 64, a table slot 30 to 120, fragmentation."""
 HOLDER_BYTES: Final = 24
 """Further memory per replica that holds it: 16 in the journal, and what is noted as gone."""
 MIN_BYTES: Final = 1 << 20
-_ASKED: Final = 1
-"""The lowest bit of an entry is no slot: a chain with this block was asked for."""
 _ASKED_CHAINS: Final = 64
 _SPARING_PORTIONS: Final = 4
 """In one change; after that many the rest goes unasked, so that no change takes long."""
@@ -53,7 +52,6 @@ class Residency:
 
     __slots__ = (
         "_asked",
-        "_bitmaps",
         "_free_bits",
         "_is_tight",
         "_live_mask",
@@ -61,18 +59,24 @@ class Residency:
         "_next_bit",
         "_retired",
         "_slots",
+        "_tables",
         "_unchecked_blocks",
+        "entry_bytes",
         "evicted_blocks",
         "max_bytes",
     )
 
-    def __init__(self, max_bytes: int | None = None) -> None:
-        self._bitmaps: dict[Tier, dict[BlockId, int]] = {tier: {} for tier in Tier}
+    def __init__(
+        self, max_bytes: int | None = None, make_table: Callable[[], BlockTable] = DictTable
+    ) -> None:
+        self._tables = {tier: make_table() for tier in Tier}
+        self.entry_bytes = self._tables[Tier.GPU].entry_bytes
+        """Process memory per distinct block of a tier, see ``BlockTable``."""
         self._slots: dict[ReplicaId, tuple[int, dict[Tier, Holding]]] = {}
         self._retired: list[tuple[int, dict[Tier, Holding]]] = []
         self._free_bits: list[int] = []
         self._names: dict[int, ReplicaId] = {}
-        self._next_bit = _ASKED << 1
+        self._next_bit = ASKED << 1
         self._live_mask = 0
         self.max_bytes = max_bytes
         """The bound; None for none. Less than ``MIN_BYTES`` is taken for that."""
@@ -87,19 +91,7 @@ class Residency:
         if not blocks:
             return
         holding = self._holding(replica, tier)
-        bit = holding.bit
-        bitmap = self._bitmaps[tier]
-        get = bitmap.get
-        old, new = 0, bit
-        fresh = []
-        for block in blocks:
-            known = get(block, 0)
-            if known & bit:
-                continue
-            if known is not old:
-                old, new = known, known | bit
-            bitmap[block] = new  # one int object for a run of blocks with the same holders
-            fresh.append(block)
+        fresh = self._tables[tier].add(blocks, holding.bit)
         holding.add(fresh)
         self._sweep_for(len(blocks))
         self._unchecked_blocks += len(fresh)
@@ -113,10 +105,7 @@ class Residency:
         holding = holdings.get(tier)
         if holding is None:
             return
-        get, bit = self._bitmaps[tier].get, holding.bit
-        lost = {block for block in blocks if get(block, 0) & bit}
-        self._clear_bit(tier, bit, lost)
-        holding.remove(lost)
+        holding.remove(self._tables[tier].discard(blocks, holding.bit))
         self._sweep_for(len(blocks))
 
     def drop(self, replica: ReplicaId) -> None:
@@ -135,8 +124,8 @@ class Residency:
             return {}
         if self._is_tight and len(chain) > 1:
             self._asked.append(chain)
-        gpu = self._bitmaps[Tier.GPU]
-        lower = [bitmap for bitmap in self._bitmaps.values() if bitmap and bitmap is not gpu]
+        gpu = self._tables[Tier.GPU]
+        lower = [table for table in self._tables.values() if table is not gpu and len(table)]
         gpu_runs = self._runs(chain, [gpu])
         if not lower:
             return {replica: Overlap(run, run) for replica, run in gpu_runs.items()}
@@ -165,7 +154,7 @@ class Residency:
     @property
     def indexed_blocks(self) -> int:
         """Entries of the index over all tiers, not yet swept ones included."""
-        return sum(map(len, self._bitmaps.values()))
+        return sum(map(len, self._tables.values()))
 
     @property
     def retired_blocks(self) -> int:
@@ -176,7 +165,7 @@ class Residency:
     def memory_bytes(self) -> int:
         """Estimated process memory of the index and its journals; never above ``max_bytes``."""
         journal_blocks = sum(held.journal_blocks for held in self._all_holdings())
-        return self.indexed_blocks * ENTRY_BYTES + journal_blocks * HOLDER_BYTES
+        return self.indexed_blocks * self.entry_bytes + journal_blocks * HOLDER_BYTES
 
     def sweep(self, limit_blocks: int) -> None:
         """Clean up at most ``limit_blocks`` that dropped replicas left behind."""
@@ -185,7 +174,7 @@ class Residency:
             for tier in list(holdings):
                 holding = holdings[tier]
                 before = holding.journal_blocks
-                self._clear_bit(tier, bit, holding.take(limit_blocks))
+                self._tables[tier].discard(holding.take(limit_blocks), bit)
                 limit_blocks -= before - holding.journal_blocks
                 if not holding.journal_blocks:
                     del holdings[tier]
@@ -215,22 +204,13 @@ class Residency:
         for _, holdings in (*self._slots.values(), *self._retired):
             yield from holdings.values()
 
-    def _clear_bit(self, tier: Tier, bit: int, blocks: Iterable[BlockId]) -> None:
-        bitmap = self._bitmaps[tier]
-        for block in blocks:
-            rest = bitmap[block] & ~bit
-            if rest > _ASKED:
-                bitmap[block] = rest
-            else:
-                del bitmap[block]
-
     def _sweep_for(self, changed_blocks: int) -> None:
         if self._retired:
             self.sweep(_SWEEP_FLOOR_BLOCKS + _SWEEP_PER_CHANGE * changed_blocks)
 
     def _keep_within(self, max_bytes: int) -> None:
         """Evict until the bound holds; what dropped replicas left goes first."""
-        limit_bytes = max_bytes - _CHECK_BLOCKS * (ENTRY_BYTES + HOLDER_BYTES)
+        limit_bytes = max_bytes - _CHECK_BLOCKS * (self.entry_bytes + HOLDER_BYTES)
         held_bytes = self.memory_bytes
         self._is_tight = held_bytes > limit_bytes - limit_bytes // 4
         portions = 0
@@ -248,60 +228,51 @@ class Residency:
         """Evict the oldest portion; what was asked for gets a second life where ``is_sparing``."""
         victims = holding.take(PORTION_BLOCKS)
         if is_sparing:
-            bitmap = self._bitmaps[holding.tier]
-            asked = [block for block in victims if bitmap[block] & _ASKED]
+            table = self._tables[holding.tier]
+            is_asked = [mask & ASKED for mask in table.masks(victims)]
+            asked = list(compress(victims, is_asked))
             if asked:
-                victims = [block for block in victims if not bitmap[block] & _ASKED]
-                old = new = 0
-                for block in asked:
-                    known = bitmap[block]
-                    if known is not old:
-                        old, new = known, known & ~_ASKED
-                    bitmap[block] = new
+                victims = [one for one, spared in zip(victims, is_asked, strict=True) if not spared]
+                table.discard(asked, ASKED)
                 holding.add(asked)
-        self._clear_bit(holding.tier, holding.bit, victims)
+        self._tables[holding.tier].discard(victims, holding.bit)
         self.evicted_blocks += len(victims)
 
     def _mark_asked(self) -> None:
         """Mark the known leading blocks of the chains that were asked for lately."""
         while self._asked:
             chain = self._asked.pop()
-            for bitmap in self._bitmaps.values():
-                old = new = _ASKED
-                for block in chain if bitmap else ():
-                    known = bitmap.get(block)
-                    if known is None:
-                        break
-                    if known is not old:
-                        old, new = known, known | _ASKED
-                    bitmap[block] = new
+            for table in self._tables.values():
+                known = 0
+                for depth, mask in table.walk(chain, until_unknown=True) if len(table) else ():
+                    if mask:
+                        known = depth
+                if known:
+                    table.add(chain[:known], ASKED)
 
     def _runs(
-        self, chain: Sequence[BlockId], bitmaps: list[dict[BlockId, int]]
+        self, chain: Sequence[BlockId], tables: Collection[BlockTable]
     ) -> dict[ReplicaId, int]:
-        """Return the run per replica over blocks that any of ``bitmaps`` has."""
+        """Return the run per replica over blocks that any of ``tables`` has."""
         alive = self._live_mask
         if not alive:
             return {}
-        per_tier = [map(bitmap.get, chain, repeat(0)) for bitmap in bitmaps]
-        holders = per_tier[0] if len(per_tier) == 1 else _merged(per_tier)
+        is_one = len(tables) == 1
+        walks = [table.walk(chain, until_unknown=is_one) for table in tables]
         ended: list[tuple[int, int]] = []
-        last = -1
-        for depth, held in enumerate(holders):
-            if held is last:  # most neighbours share one int object: see ``store``
-                continue
-            last = held
+        run = 0
+        for depth, held in walks[0] if is_one else _merged(walks):
             still = held & alive
-            if still == alive:
-                continue
-            if depth:
-                ended.append((depth, alive ^ still))
-            alive = still
-            if not alive:
-                break
+            if still != alive:
+                if run:
+                    ended.append((run, alive ^ still))
+                alive = still
+                if not alive:
+                    break
+            run = depth
         else:
-            if chain:
-                ended.append((len(chain), alive))
+            if run:
+                ended.append((run, alive))
         return self._named(ended)
 
     def _named(self, ended: list[tuple[int, int]]) -> dict[ReplicaId, int]:
@@ -316,11 +287,14 @@ class Residency:
         return runs
 
 
-def _merged(per_tier: Sequence[Iterator[int]]) -> Iterator[int]:
-    """Yield who holds each block in any tier; neighbours share one int object, as in one tier."""
-    last: tuple[int, ...] = ()
-    held = 0
-    for parts in zip(*per_tier, strict=True):
-        if parts != last:
-            last, held = parts, reduce(or_, parts)
-        yield held
+def _merged(walks: Sequence[Iterator[tuple[int, int]]]) -> Iterator[tuple[int, int]]:
+    """Yield up to which depth who holds the blocks in any tier; all walks end at one depth."""
+    pieces = [piece for walk in walks if (piece := next(walk, None))]
+    while pieces:
+        depth = min(end for end, _ in pieces)
+        yield depth, reduce(or_, (mask for _, mask in pieces))
+        pieces = [
+            piece
+            for walk, here in zip(walks, pieces, strict=True)
+            if (piece := next(walk, None) if here[0] == depth else here)
+        ]

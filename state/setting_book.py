@@ -35,7 +35,7 @@ class SettingDocument(Struct, frozen=True, kw_only=True):
     """One version of the settings. Version 0 is nobody's: the configuration files alone.
 
     ``settings`` has the keys that differ from the configuration, as it has them. ``previous`` is
-    the version that was in force before.
+    the version that was in force before. ``verdict`` is what was known of the canary that it ended.
     """
 
     version: Annotated[int, Meta(ge=1, le=MAX_VERSION)]
@@ -44,6 +44,7 @@ class SettingDocument(Struct, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(min_length=1, max_length=500)]
     unix_s: float
     previous: Annotated[int, Meta(ge=0)]
+    verdict: dict[str, Any] | None = None
 
 
 class VersionConflictError(Exception):
@@ -155,6 +156,7 @@ class SettingBook:
         reason: str,
         unix_s: float,
         expected_version: int,
+        verdict: dict[str, Any] | None = None,
     ) -> SettingDocument:
         """Put ``settings`` in force as the version after ``expected_version``.
 
@@ -172,6 +174,7 @@ class SettingBook:
                 reason=reason,
                 unix_s=unix_s,
                 previous=self.version,
+                verdict=verdict,
             )
             stored = encoded(document)
             answer = await self._store.put(self._raw or b"", stored, [stored])

@@ -12,28 +12,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from router.fleet import static_member
 from router.upkeep import supervise
 from sidecar.process import EXIT_CONFIG, EXIT_FENCED
 from sidecar.scrape import EngineClient, EngineError
-from state.embedded import bound_to_this_process
 from state.model import EngineKind, Rung
 from state.rhythm import Backoff
 from warmroute.engine_look import look_at, shown
+from warmroute.launch import launch
 from warmroute.local_tokenizer import LocalTokenizers
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping
+    import subprocess
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from router.app import App
@@ -67,11 +66,31 @@ SGLANG_EVENTS: Final = (
 _log = logging.getLogger("warmroute.attend")
 
 
+class Running(Protocol):
+    """What an attendant needs of a process that it started."""
+
+    def poll(self) -> int | None:
+        """Return its exit status, None while it runs."""
+        ...
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send it a signal."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+    def wait(self) -> int | None:
+        """Wait for its end."""
+        ...
+
+
 @dataclass(slots=True)
 class Child:
     """A running sidecar."""
 
-    process: subprocess.Popen[bytes]
+    process: Running
     started_s: float
 
 
@@ -95,18 +114,10 @@ class Charge:
     told: str = ""
 
 
-def launch(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a process that ends with this one, out of reach of a terminal's Ctrl-C.
-
-    What it logs goes where this process logs.
-    """
-    return subprocess.Popen(  # noqa: S603 - our own program
-        bound_to_this_process(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, **environment},
-        process_group=0,
-    )
+def _launch_own(
+    _: str, command: list[str], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    return launch(command, environment)
 
 
 class Attendant:
@@ -128,6 +139,10 @@ class Attendant:
         self._environment = environment
         self._log_level = log_level
         self._rng = rng
+        self.launch: Callable[[str, list[str], Mapping[str, str]], Running] = _launch_own
+        """Starts the sidecar of a replica."""
+        self.may_launch: Callable[[], bool] = lambda: True
+        """Whether this process has sidecars run, of several that attend the same replicas."""
         self._clock = time.monotonic
         self._charges = [
             Charge(
@@ -243,6 +258,8 @@ class Attendant:
         if is_elsewhere:
             charge.start_due_s = self._clock() + self._patience_s()
         elif can_follow(charge, look) and self._clock() >= charge.start_due_s:
+            if not self.may_launch():
+                return  # the one that does tells of it
             self._start(charge)
         self._tell(charge, look, is_elsewhere=is_elsewhere)
 
@@ -276,7 +293,7 @@ class Attendant:
             words["--deployment-key-file"] = self._config.deployment_key_file
         command = [sys.executable, "-m", "warmroute", "sidecar"]
         command += [word for pair in words.items() for word in pair]
-        process = launch(command, self._environment)
+        process = self.launch(charge.member.replica, command, self._environment)
         charge.child = Child(process, self._clock())
 
     def _tell(self, charge: Charge, look: EngineLook, *, is_elsewhere: bool) -> None:

@@ -32,6 +32,7 @@ COMMANDS = {
     "tune": ("warmroute.tune", "find better policy weights for a trace, in virtual time"),
     "record": ("warmroute.record", "write the last requests of a running router as a trace"),
     "shadow": ("warmroute.shadow", "compare a policy that is asked and not followed"),
+    "canary": ("warmroute.canary", "let a candidate policy decide for a part of the requests"),
     "weights": ("warmroute.weights", "show or change weights and limits while routers run"),
     "drain": ("warmroute.drain", "let a replica end what it has and get nothing new"),
     "undrain": ("warmroute.drain", "let a drained replica be chosen again"),

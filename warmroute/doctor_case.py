@@ -22,6 +22,7 @@ class Code(enum.StrEnum):
     EVENTS_LOST = "events_lost"
     EVENTS_OFF = "events_off"
     EVENTS_SILENT = "events_silent"
+    FLEET_DRAINED = "fleet_drained"
     HITS_UNREPORTED = "hits_unreported"
     INDEX_EMPTY = "index_empty"
     KEYS_DIFFER = "keys_differ"
@@ -32,6 +33,7 @@ class Code(enum.StrEnum):
     PROMPTS_SHORT = "prompts_short"
     PROMPTS_UNREAD = "prompts_unread"
     REPLICA_EJECTED = "replica_ejected"
+    REPLICA_LEFT = "replica_left"
     ROUTER_UNREACHABLE = "router_unreachable"
     SALT_MISMATCH = "salt_mismatch"
     STATE_NOT_LIVE = "state_not_live"
@@ -138,6 +140,8 @@ class Case(Struct, frozen=True, kw_only=True):
 
     replicas: tuple[ReplicaCase, ...] = ()
     router: RouterView | None = None
+    fleet: tuple[ReplicaView, ...] | None = None
+    """All that the router knows, also those that were not named; None where nobody was asked."""
     diagnoses: tuple[Diagnosis, ...] = ()
     has_state: bool = False
     """The state store was read by the doctor itself."""

@@ -11,12 +11,13 @@ from warmroute.doctor_judge import judge_replica
 from warmroute.doctor_text import found
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from warmroute.doctor_case import Finding
 
 MOST: Final = 0.5
 LEAST_REQUESTS: Final = 10
+NAMED_MOST: Final = 4
 _AS_TOLD: Final = str(Unroutable.LOAD_ONLY)
 """Requests that are routed by load by their nature, such as those of ``paths``."""
 _FILES: Final = "warmroute serve --model NAME=DIR with the model's tokenizer.json and template"
@@ -42,7 +43,7 @@ _PRIVATE_ADVICE: Final = (
 
 def judge(case: Case) -> Report:
     """Return everything that is wrong, the fleet's own first."""
-    findings = [*case.findings, *_of_router(case)]
+    findings = [*case.findings, *_of_fleet(case), *_of_router(case)]
     for replica in case.replicas:
         findings += judge_replica(replica, case)
     return Report(
@@ -50,6 +51,55 @@ def judge(case: Case) -> Report:
         findings=tuple(findings),
         unchecked=case.unchecked,
     )
+
+
+def _of_fleet(case: Case) -> Iterator[Finding]:
+    """Who gets nothing new, and who is not there any more, as the router tells."""
+    router, fleet = case.router, case.fleet
+    if router is None or fleet is None:
+        return
+    models = sorted({model for view in fleet for model in view.models})
+    drained = [
+        model
+        for model in models
+        if all(view.draining for view in fleet if model in view.models or not view.models)
+    ]
+    if fleet and all(view.draining for view in fleet):
+        what = f"The whole fleet is drained: {_some([view.replica for view in fleet])}"
+    elif drained:
+        names = [view.replica for view in fleet if set(drained) & set(view.models)]
+        what = f"All replicas of {_some(drained)} are drained: {_some(names)}"
+    else:
+        what = ""
+    if what:
+        yield found(
+            Code.FLEET_DRAINED,
+            None,
+            seen=f"{what}.",
+            fix="warmroute undrain REPLICA --reason ..., or start replicas that do not end",
+        )
+    present = {view.replica for view in fleet}
+    recent = router.recent
+    for name, answered in sorted(recent.answered.items()):
+        if name not in present:
+            yield found(
+                Code.REPLICA_LEFT,
+                name,
+                seen=(
+                    f"It answered {answered} of the last {recent.requests} requests, and is not in "
+                    "the fleet any more."
+                ),
+                fix=(
+                    "check that the engine and its sidecar run, and that the sidecar reaches the "
+                    "router's store; see the sidecar's log for why it deregistered"
+                ),
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return some of the names, and how many more there are."""
+    more = len(names) - NAMED_MOST
+    return ", ".join(names[:NAMED_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def _of_router(case: Case) -> Iterator[Finding]:

@@ -116,6 +116,7 @@ async def gather(settings: DoctorSettings) -> Case:
     return Case(
         replicas=tuple(cases),
         router=known.router,
+        fleet=tuple(known.views),
         diagnoses=known.diagnoses,
         has_state=known.state is not None,
         findings=tuple(known.findings),

@@ -23,6 +23,7 @@ MEANING: Final = {
     Code.EVENTS_SILENT: (
         "Events are off, are held up on their way, or are published on another port."
     ),
+    Code.FLEET_DRAINED: "Requests are answered 503: whoever is drained gets nothing new.",
     Code.HITS_UNREPORTED: (
         "Whether predictions come true cannot be seen, so wrong ones go unnoticed."
     ),
@@ -46,6 +47,10 @@ MEANING: Final = {
     ),
     Code.PROMPTS_UNREAD: "Without tokens there is no prefix: such requests go by load.",
     Code.REPLICA_EJECTED: "Requests failed there, so it gets none for a while, or one at a time.",
+    Code.REPLICA_LEFT: (
+        "The fleet is smaller than it was. One that was taken away on purpose is forgotten with "
+        "the requests that it answered."
+    ),
     Code.ROUTER_UNREACHABLE: "Nothing can be asked of the router.",
     Code.SALT_MISMATCH: (
         "Something between router and engine changes cache_salt, or the engine does not publish "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from router.setting_admin import REPLICA_PATH
+from warmroute.hand_over import GOOD, follow, known_jobs
 from warmroute.setting_client import (
     RefusedError,
     add_change_flags,
@@ -23,9 +24,12 @@ EXAMPLES: Final = """\
 examples:
   warmroute drain w0 --reason "new driver"
   warmroute undrain w0 --reason "done"
+  warmroute drain w0 --hand-over --reason "scale down"
 
 A drained replica ends what it has and gets nothing new, also after it was restarted, until it is
-undrained. Exit codes: 0 done, 1 refused, 2 no such replica, or no router.
+undrained. With --hand-over the command goes on until what the replica alone holds is placed
+elsewhere, or the budget of that (warm_up in the configuration) is spent; interrupt it to wait no
+longer. Exit codes: 0 done, 1 refused or not handed over, 2 no such replica, or no router.
 """
 
 
@@ -34,12 +38,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("replica", metavar="REPLICA", help="its name, see warmroute replicas")
     add_change_flags(parser)
+    if parser.prog.endswith(" drain"):
+        parser.add_argument(
+            "--hand-over",
+            action="store_true",
+            help="place what it alone holds elsewhere first, and wait for that",
+        )
 
 
 def run(options: argparse.Namespace) -> int:
     """Drain or undrain one replica; returns the exit code."""
     path = f"{REPLICA_PATH}{quote(options.replica, safe='')}/{options.command}"
-    body = {"author": author_of(options), "reason": options.reason}
+    body: dict[str, object] = {"author": author_of(options), "reason": options.reason}
+    is_handing = getattr(options, "hand_over", False)
+    before = known_jobs(options.admin) if is_handing else set()
+    if is_handing:
+        body["hand_over"] = True
     try:
         told = change(options.admin, path, body)
     except RefusedError as error:
@@ -49,4 +63,15 @@ def run(options: argparse.Namespace) -> int:
         print_json(told)
     else:
         print_change(told)
-    return 0
+    return _handed_over(options, before) if is_handing else 0
+
+
+def _handed_over(options: argparse.Namespace, before: set[float]) -> int:
+    row = follow(options.admin, options.replica, before)
+    if row is None:
+        text = "no hand-over began: it did before, or the replica tells of no KV events"
+        print(f"warmroute drain: {options.replica}: {text}", file=sys.stderr)
+        return 1
+    if options.json:
+        print_json(row)
+    return 0 if row.end in GOOD else 1

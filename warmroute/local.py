@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 POLL_S = 0.02
+READY_S = 60.0
 STOP_GRACE_S = 6.0
 LOG_TAIL_BYTES = 2_000
 
@@ -46,7 +47,7 @@ class Child:
         """Return the end of what the process logged."""
         return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
-    async def ready(self, timeout_s: float = 30.0) -> Self:
+    async def ready(self, timeout_s: float = READY_S) -> Self:
         """Wait for the ready line; raises ChildFailedError."""
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -62,11 +63,21 @@ class Child:
 
 
 class Processes:
-    """Children in start order; leaving the block stops them in reverse, none survives."""
+    """Children in start order; leaving the block stops them in reverse, none survives.
 
-    def __init__(self, directory: Path, environment: Mapping[str, str] | None = None) -> None:
+    One that has not ended ``stop_grace_s`` after it was told to is killed.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        stop_grace_s: float = STOP_GRACE_S,
+    ) -> None:
         self._directory = directory
         self._environment = environment
+        self._stop_grace_s = stop_grace_s
         self._started = 0
         self.children: list[Child] = []
 
@@ -105,13 +116,13 @@ class Processes:
         return child
 
     def stop(
-        self, child: Child, *, number: int = signal.SIGTERM, grace_s: float = STOP_GRACE_S
+        self, child: Child, *, number: int = signal.SIGTERM, grace_s: float | None = None
     ) -> int:
         """Stop one child and return its exit code; it is killed when it takes too long."""
         if child.is_alive():
             child.process.send_signal(number)
         try:
-            return child.process.wait(grace_s)
+            return child.process.wait(self._stop_grace_s if grace_s is None else grace_s)
         except subprocess.TimeoutExpired:
             child.process.kill()
             return child.process.wait()
@@ -122,7 +133,7 @@ class Processes:
         for child in alive:  # a router that is told by SIGTERM waits for load balancers to notice
             is_router = child.name.startswith("router")
             child.process.send_signal(signal.SIGINT if is_router else signal.SIGTERM)
-        deadline_s = time.monotonic() + STOP_GRACE_S
+        deadline_s = time.monotonic() + self._stop_grace_s
         for child in alive:
             try:
                 child.process.wait(max(0.0, deadline_s - time.monotonic()))

@@ -32,12 +32,12 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def set_up_logging(level: str) -> None:
-    """Log to standard error, one line per record."""
+def set_up_logging(level: str, mark: str = "") -> None:
+    """Log to standard error, one line per record; ``mark`` tells one process from others."""
     logging.basicConfig(
         level=level.upper(),
         stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        format=f"%(asctime)s {mark}%(levelname)s %(name)s: %(message)s",
     )
 
 

@@ -15,7 +15,7 @@ import zstandard
 from msgspec import Struct
 
 from router.config import DEFAULT_ADMIN
-from router.recording import NEXT_HEADER, RECORDING_PATH, SINCE_HEADER, Recorded
+from router.recording import NEXT_HEADER, OWN_REASONS, RECORDING_PATH, SINCE_HEADER, Recorded
 from warmroute.admin_client import AdminClient, AdminError, admin_url, session
 from warmroute.cli import UsageError
 from warmroute.replay_input import count
@@ -121,6 +121,7 @@ def run(options: argparse.Namespace) -> int:
         records = asyncio.run(_fetch(base, options.minutes))
     except AdminError as error:
         raise UsageError(str(error)) from None
+    records = [one for one in records if one.reason not in OWN_REASONS]
     records.sort(key=lambda one: one.arrived_unix_s)
     if options.last is not None:
         records = records[-options.last :]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,7 +26,6 @@ from router.config import (
 )
 from router.process import Served, serve
 from state.tls import ClientTls
-from warmroute.attend import Attendant
 from warmroute.cli import UsageError
 from warmroute.environment import ENGINE_KEY_VARIABLE, REDIS_VARIABLE
 from warmroute.process import add_process_flags, run_loop, set_up_logging
@@ -30,9 +33,12 @@ from warmroute.tls_option import tls_environment, told_tls
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import AsyncIterator
 
     from router.app import App
+    from router.supervisor.seat import Seat
 
+ATTENDANT: Final = "warmroute.attend"
 _log = logging.getLogger("warmroute")
 
 EXAMPLES = """\
@@ -42,6 +48,9 @@ examples:
 
   # exact prefixes for one model: its directory with tokenizer.json and chat template
   warmroute serve --model my-model=/models/my-model --redis redis://10.0.0.5:6379
+
+  # two processes behind one address, for more than one core can do (docs/processes.md)
+  warmroute serve --processes 2 --replica http://127.0.0.1:8000
 
   # everything from one file (examples/warmroute.yaml is annotated)
   warmroute serve --config warmroute.yaml
@@ -80,6 +89,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admin", metavar="ADDRESS", help=f"for operators (default: {DEFAULT_ADMIN})"
     )
+    parser.add_argument(
+        "--admin-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name of the operators' listener, besides its address and localhost; repeatable",
+    )
     parser.add_argument("--policy", choices=KINDS, help="routing policy (default: expected_ttft)")
     parser.add_argument("--seed", type=int, help="seed of all random draws (default: random)")
     parser.add_argument(
@@ -93,6 +109,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="run no sidecars for --replica: what they hold is guessed, unless others run them",
     )
     parser.add_argument("--receipts", action="store_true", help="answer with x-warmroute-* headers")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="router processes that share the work and every limit (default: 1)",
+    )
     add_process_flags(parser)
 
 
@@ -105,9 +127,10 @@ def merge(
     """Return the configuration of file, flags and environment; raises ConfigError."""
     config = load_config(Path(options.config)) if options.config else Config()
     raw = msgspec.to_builtins(config)
-    for key in ("listen", "admin", "seed", "deployment_key_file"):
+    for key in ("listen", "admin", "seed", "deployment_key_file", "processes"):
         if getattr(options, key) is not None:
             raw[key] = getattr(options, key)
+    raw["admin_hosts"] = [*raw["admin_hosts"], *options.admin_host]
     raw["receipts"] = raw["receipts"] or options.receipts
     raw["attend_sidecars"] = raw["attend_sidecars"] and not options.no_sidecars
     if options.policy is not None:
@@ -135,12 +158,44 @@ def announce(served: Served) -> None:
     print(f"ready {served.url} admin {served.admin_url} state {served.state_url}", flush=True)
 
 
-def attending(config: Config, log_level: str, app: App, state_url: str) -> Attendant:
-    """Return who looks after the configured replicas of ``app``, to be entered."""
+@asynccontextmanager
+async def attending(
+    config: Config,
+    log_level: str,
+    app: App,
+    state_url: str,
+    *,
+    serving: asyncio.Event | None = None,
+    seat: Seat | None = None,
+) -> AsyncIterator[None]:
+    """Look after the configured replicas of ``app`` while the block runs, once it is ``serving``.
+
+    ``seat`` is the place of one process among several, of which one has sidecars run.
+    """
     environment = {REDIS_VARIABLE: state_url, **tls_environment(config.upstream.tls)}
     if config.upstream.api_key is not None:
         environment[ENGINE_KEY_VARIABLE] = config.upstream.api_key
-    return Attendant(config, app, environment, log_level, random.SystemRandom())
+
+    async def attend(stack: AsyncExitStack) -> None:
+        if serving is not None:
+            await serving.wait()
+        # The sidecar's libraries load slowly; requests are served meanwhile.
+        await asyncio.to_thread(import_module, ATTENDANT)
+        from warmroute.attend import Attendant  # noqa: PLC0415 - it is there now
+
+        attendant = Attendant(config, app, environment, log_level, random.SystemRandom())
+        if seat is not None:
+            attendant.launch, attendant.may_launch = seat.launch, lambda: seat.is_lead
+        await stack.enter_async_context(attendant)
+
+    async with AsyncExitStack() as stack:
+        task = asyncio.create_task(attend(stack), name="attendant")
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
 def run(options: argparse.Namespace) -> int:
@@ -153,8 +208,46 @@ def run(options: argparse.Namespace) -> int:
             os.environ.get(ENGINE_KEY_VARIABLE),
             told_tls(),
         )
-        beside = partial(attending, config, options.log_level) if config.attend_sidecars else None
-        run_loop(serve(config, announce, beside), options.loop)
+        if config.processes > 1:
+            return serve_several(config, options)
+        run_loop(serve_one(config, options.log_level), options.loop)
     except ConfigError as error:
         raise UsageError(str(error)) from None
+    return 0
+
+
+async def serve_one(config: Config, log_level: str, seat: Seat | None = None) -> None:
+    """Run a router, or one process of several."""
+    serving = asyncio.Event()
+    beside = None
+    if config.attend_sidecars and config.replicas:
+        beside = partial(attending, config, log_level, serving=serving, seat=seat)
+
+    def ready(served: Served) -> None:
+        if seat is None:
+            announce(served)
+        else:
+            seat.ready()
+        serving.set()
+
+    await serve(config, ready, beside, seat)
+
+
+def serve_several(config: Config, options: argparse.Namespace) -> int:
+    """Run a router of several processes; returns the exit code. Raises ConfigError."""
+    # What one process alone does without.
+    from router.supervisor.crew import CrewFailedError  # noqa: PLC0415
+    from router.supervisor.serve import Means, Supervisor  # noqa: PLC0415
+    from warmroute.launch import launch  # noqa: PLC0415
+
+    means = Means(
+        command=(sys.executable, "-m", "warmroute.seated"),
+        log_level=options.log_level,
+        loop=options.loop,
+    )
+    try:
+        run_loop(Supervisor(config, means, announce, launch).serve(), options.loop)
+    except CrewFailedError as error:
+        print(f"warmroute serve: {error}", file=sys.stderr)
+        return error.status
     return 0

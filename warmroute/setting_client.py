@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import getpass
 import socket
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import aiohttp
 import msgspec
@@ -16,9 +17,6 @@ from router.setting_view import SettingsChange
 from state.model import UNIX_SCHEME
 from warmroute.admin_client import MAX_BODY_BYTES, admin_url, read_bounded, session
 from warmroute.cli import UsageError
-
-if TYPE_CHECKING:
-    import argparse
 
 TIMEOUT_S: Final = 10.0
 UNSET: Final = "-"
@@ -37,22 +35,30 @@ class _Refusal(msgspec.Struct):
     error: _Said
 
 
-def add_change_flags(parser: argparse.ArgumentParser) -> None:
+def add_change_flags(parser: argparse.ArgumentParser, *, is_inner: bool = False) -> None:
     """Add what every change has."""
-    add_flags(parser)
+    add_flags(parser, is_inner=is_inner)
     parser.add_argument("--reason", required=True, metavar="TEXT", help="why; kept in the history")
     parser.add_argument("--author", metavar="NAME", help="who (default: user@host)")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add what every question has."""
+def add_flags(parser: argparse.ArgumentParser, *, is_inner: bool = False) -> None:
+    """Add what every question has.
+
+    ``is_inner``: the parser around it has it, too, and what was told there stays.
+    """
     parser.add_argument(
         "--admin",
         metavar="URL",
-        default=f"http://{DEFAULT_ADMIN}",
-        help="admin address of any router of the fleet (default: %(default)s)",
+        default=argparse.SUPPRESS if is_inner else f"http://{DEFAULT_ADMIN}",
+        help=f"admin address of any router of the fleet (default: http://{DEFAULT_ADMIN})",
     )
-    parser.add_argument("--json", action="store_true", help="print the router's answer as JSON")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        default=argparse.SUPPRESS if is_inner else False,
+        help="print the router's answer as JSON",
+    )
 
 
 def author_of(options: argparse.Namespace) -> str:

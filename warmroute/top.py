@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -13,15 +15,15 @@ from rich.text import Text
 
 from replay import label
 from router.config import DEFAULT_ADMIN
-from router.history import Minute
 from router.snapshot import ReplicaRow, Snapshot
+from router.sums import Minute
 from state.model import Rung
 from warmroute.admin_client import ask
 from warmroute.cli import UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from rich.console import RenderableType
 
@@ -30,6 +32,17 @@ SHORTEST_S: Final = 0.2
 LONGEST_S: Final = 3_600.0
 SLOW_LOOP_S: Final = 0.25
 HEAD_LINES: Final = 7
+WIDE: Final = 200
+COLUMNS: Final = (
+    "replica", "state", "in flight", "queued", "kv", "blocks", "req/min", "predicted", "hits",
+    "ttft p50", "p95", "trust", "cache", "notes",
+)  # fmt: skip
+LEAST_TELLING: Final = (
+    "blocks", "cache", "predicted", "trust", "notes", "ttft p50", "queued", "req/min", "kv", "p95",
+    "hits", "in flight",
+)  # fmt: skip
+"""The order in which columns go where the terminal is narrow."""
+NOTES_LEAST: Final = 12
 BARS: Final = "▁▂▃▄▅▆▇█"
 SHAPES: Final = {
     "down": "✕",
@@ -93,7 +106,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
     console = Console(highlight=False)
     if options.once or not console.is_terminal:
-        console.print(frame(snapshot, options.sort))
+        # A file or a pipe has no width of its own.
+        width = shutil.get_terminal_size((WIDE, 0)).columns
+        console = Console(highlight=False, width=width)
+        console.print(frame(snapshot, options.sort, width=width))
         return 0
     try:
         _redraw(console, options, snapshot)
@@ -104,30 +120,38 @@ def run(options: argparse.Namespace) -> int:
 
 def _redraw(console: Console, options: argparse.Namespace, snapshot: Snapshot) -> None:
     """Draw until interrupted; a router that does not answer is said so, and asked again."""
-    shown = frame(snapshot, options.sort, console.height)
+    shown = frame(snapshot, options.sort, console.height, console.width)
     with Live(shown, console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         while True:
             time.sleep(options.interval)
             try:
                 snapshot = ask(options.admin, PATH, Snapshot)
-                shown = frame(snapshot, options.sort, console.height)
+                shown = frame(snapshot, options.sort, console.height, console.width)
             except UsageError as error:
                 age = label.seconds(max(0.0, time.time() - snapshot.unix_s))
                 trouble = Text(f"{age} old: {error}", style="bold red")
-                shown = Group(trouble, frame(snapshot, options.sort, console.height - 1))
+                shown = Group(
+                    trouble, frame(snapshot, options.sort, console.height - 1, console.width)
+                )
             live.update(shown, refresh=True)
 
 
-def frame(snapshot: Snapshot, sort: str, height: int | None = None) -> RenderableType:
-    """Return one picture; ``height`` is in lines, None for all that there is."""
+def frame(
+    snapshot: Snapshot, sort: str, height: int | None = None, width: int | None = None
+) -> RenderableType:
+    """Return one picture; ``height`` is in lines, ``width`` in columns, None for all there is."""
     warnings = [Text(f"! {text}", style="yellow") for text in warnings_of(snapshot)]
     rows = sorted(snapshot.replicas, key=SORTS[sort])
     room = len(rows) if height is None else max(1, height - HEAD_LINES - len(warnings))
     if len(rows) > room:
         room -= 1  # for the line that says so
     parts: list[RenderableType] = [*map(Text, headline(snapshot)), *warnings, Text("")]
-    parts.append(_table(rows[:room]) if rows else Text(NO_REPLICA))
+    names = _fitting(rows[:room], width)
+    parts.append(_table(rows[:room], names) if rows else Text(NO_REPLICA))
+    left_out = [name for name in COLUMNS if name not in names]
+    if rows and left_out:
+        parts.append(Text(f"too narrow for: {', '.join(left_out)}", style="dim"))
     if len(rows) > room:
         parts.append(Text(f"and {len(rows) - room} more, see --sort and a taller terminal"))
     return Group(*parts)
@@ -198,16 +222,34 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes % 60} min" if days < 1 else f"{days} d {hours % 24} h"
 
 
-def _table(rows: list[ReplicaRow]) -> Table:
+def _fitting(rows: list[ReplicaRow], width: int | None) -> tuple[str, ...]:
+    """Return the columns that there is room for: the least telling ones go first, never halves."""
+    if width is None:
+        return COLUMNS
+    drawn = [dict(zip(COLUMNS, cells(row), strict=True)) for row in rows]
+    widths = {
+        name: max([cell_len(name), *(cell_len(each[name]) for each in drawn)]) for name in COLUMNS
+    }
+    widths["notes"] = min(widths["notes"], NOTES_LEAST)
+    left = list(COLUMNS)
+    for name in LEAST_TELLING:
+        if sum(widths[each] for each in left) + len(left) - 1 <= width:
+            break
+        left.remove(name)
+    return tuple(left)
+
+
+def _table(rows: list[ReplicaRow], names: Collection[str]) -> Table:
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    table.add_column("replica", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    numbers = ("in flight", "queued", "kv", "blocks", "req/min", "predicted", "hits")
-    for name in (*numbers, "ttft p50", "p95", "trust", "cache"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("notes", overflow="ellipsis", no_wrap=True)
+    for name in names:
+        if name == "notes":
+            table.add_column(name, overflow="ellipsis", no_wrap=True)
+        else:
+            words = name in {"replica", "state"}
+            table.add_column(name, justify="left" if words else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*map(_shown, cells(row)))
+        drawn = dict(zip(COLUMNS, cells(row), strict=True))
+        table.add_row(*(_shown(drawn[name]) for name in names))
     return table
 
 

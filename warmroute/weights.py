@@ -209,16 +209,22 @@ def patch_of(words: Iterable[str]) -> dict[str, Any]:
         if last in inner:
             message = f"{key}: occurs twice"
             raise UsageError(message)
-        inner[last] = _value(text)
+        inner[last] = _value(key, text)
     return patch
 
 
-def _value(text: str) -> Any:
-    """Return JSON as what it is, and anything else as text."""
+def _value(key: str, text: str) -> Any:
+    """Return JSON as what it is, and anything else as text, unless a number was meant."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        float(text)
+    except ValueError:
         return text
+    message = f"{key}: expected a finite number in JSON's form, such as 0.8, got {text[:80]!r}"
+    raise UsageError(message)
 
 
 def _when(unix_s: float | None) -> str:

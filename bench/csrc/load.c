@@ -8,7 +8,9 @@
    RATE the loop is closed: a connection sends its next request when it got its answer. With RATE it
    is open: requests arrive in a Poisson process of RATE per second that follows from SEED, on more
    connections when all are busy, and their time runs from when they were due. HOLD opens streams,
-   says "held" once each brought an event, and ends with its standard input.
+   says "held" once each brought an event, and ends with its standard input. Every line there is
+   answered with one of JSON: how many events came since the one before, and quantiles of the time
+   that each took from when the stub sent it.
 
    Prints one line of JSON: counts, wall time and quantiles of the latency in microseconds. */
 #include "wire.h"
@@ -19,8 +21,8 @@
 #include <sys/timerfd.h>
 #include <sys/uio.h>
 
-enum { EVENTS = 256, READ_BYTES = 1 << 18, HEAD_BYTES = 8192, MOST_CONNECTIONS = 2048 };
-enum { PATIENCE_S = 60, STREAMS_AT_ONCE = 16 };
+enum { EVENTS = 256, READ_BYTES = 1 << 18, HEAD_BYTES = 8192, MOST_CONNECTIONS = 1 << 16 };
+enum { PATIENCE_S = 180, STREAMS_AT_ONCE = 16, MOST_DELAY_US = 1 << 22 };
 enum State { IDLE, HEAD, SIZED, CHUNK_SIZE, CHUNK_DATA, CHUNK_END, LAST_LINE };
 
 typedef struct {
@@ -30,7 +32,8 @@ typedef struct {
     size_t head_length;
     uint64_t left; /* bytes of the body or of the chunk */
     char size_text[20], last;
-    size_t size_length;
+    size_t size_length, stamp_length; /* stamp_length: bytes of an event's time that came */
+    int64_t stamp_us;
     char request[256];
     struct iovec out[2];
     int64_t due_us, events;
@@ -44,6 +47,9 @@ static int opened, idle_count, is_hold;
 static Connection *idle[MOST_CONNECTIONS];
 static int64_t *latencies, started, answered, failed, wanted;
 static int64_t bytes_in, events_in, reads_in, event_reads, held;
+static int64_t read_us;                      /* when the bytes at hand were read */
+static uint32_t delays[MOST_DELAY_US + 1];   /* events by their microseconds on the way */
+static int64_t delays_in, delay_most_us;
 static double rate, next_due_us;
 static uint64_t random_state;
 
@@ -125,6 +131,7 @@ static void begin(Connection *connection, int64_t due_us) {
     connection->head_length = 0;
     connection->events = 0;
     connection->last = 0;
+    connection->stamp_length = 0;
     connection->due_us = due_us;
     started++;
     send_on(connection);
@@ -150,15 +157,55 @@ static void redial(Connection *connection) {
     if (was_busy) finish(connection, 0);
 }
 
+/* Take one more byte of an event: it may be of its time. */
+static void take_stamp(Connection *connection, char byte) {
+    size_t name = sizeof STAMP - 1, at = connection->stamp_length;
+    if (at < name) {
+        connection->stamp_length = byte == STAMP[at] ? at + 1 : byte == STAMP[0];
+        connection->stamp_us = 0;
+    } else {
+        connection->stamp_us = connection->stamp_us * 10 + (byte - '0');
+        if (++connection->stamp_length < name + STAMP_DIGITS) return;
+        connection->stamp_length = 0;
+        int64_t delay_us = read_us - connection->stamp_us;
+        delays[delay_us < 0 ? 0 : delay_us < MOST_DELAY_US ? delay_us : MOST_DELAY_US]++;
+        delay_most_us = delay_us > delay_most_us ? delay_us : delay_most_us;
+        delays_in++;
+    }
+}
+
 /* Count the events whose last byte is in `data`. */
 static void count_events(Connection *connection, const char *data, size_t length) {
     for (size_t at = 0; at < length; at++) {
+        if (is_hold) take_stamp(connection, data[at]);
         if (data[at] == '\n' && connection->last == '\n') {
             held += !connection->events++;
             events_in++;
         }
         connection->last = data[at];
     }
+}
+
+/* Return the delay that this part of the events had at most. */
+static int64_t delay_us(double part) {
+    int64_t before = 0, wanted_in = (int64_t)ceil(part * (double)delays_in);
+    for (int64_t at = 0; at <= MOST_DELAY_US; at++)
+        if ((before += delays[at]) >= wanted_in) return at;
+    return MOST_DELAY_US;
+}
+
+/* Answer a line on standard input, and begin anew; its end is the end of the run. Returns whether
+   there was a line. */
+static int tell_delays(void) {
+    char line[64];
+    if (read(STDIN_FILENO, line, sizeof line) <= 0) return 0;
+    printf("{\"events\":%lld,\"p50_us\":%lld,\"p99_us\":%lld,\"p999_us\":%lld,\"most_us\":%lld}\n",
+           (long long)delays_in, (long long)delay_us(0.5), (long long)delay_us(0.99),
+           (long long)delay_us(0.999), (long long)delay_most_us);
+    fflush(stdout);
+    memset(delays, 0, sizeof delays);
+    delays_in = delay_most_us = 0;
+    return 1;
 }
 
 /* Take bytes of the head; begin the body once it is whole. Returns the bytes used. */
@@ -173,7 +220,9 @@ static size_t take_head(Connection *connection, const char *data, size_t length)
         return taken;
     }
     connection->is_plain = !strncmp(connection->head + 8, " 200", 4);
-    if (!connection->is_plain) fprintf(stderr, "answer: %.12s\n", connection->head);
+    if (!connection->is_plain)
+        fprintf(stderr, "answer: %.12s %.*s\n", connection->head, (int)(before + length - head),
+                data + (head - before));
     const char *told = header_value(connection->head, head, "content-length:");
     connection->left = told ? strtoull(told, NULL, 10) : 0;
     connection->size_length = 0;
@@ -227,6 +276,7 @@ static void receive(Connection *connection) {
         return;
     }
     int64_t events_before = events_in;
+    read_us = now_us();
     reads_in++;
     bytes_in += got;
     size_t length = (size_t)got;
@@ -278,10 +328,10 @@ static void report(int64_t wall_us) {
            (long long)latencies[last]);
 }
 
-/* Begin more streams, few at a time. */
+/* Begin more streams, few at a time, each on a connection that is as new: none waits until then. */
 static void open_streams(void) {
     if (failed) die("a stream that was to be held failed");
-    while (started < wanted && started - held < STREAMS_AT_ONCE) begin(idle[--idle_count], now_us());
+    while (started < wanted && started - held < STREAMS_AT_ONCE) begin(new_connection(), now_us());
 }
 
 /* Run until all requests are answered, or, when streams are held, until the input ends. */
@@ -295,7 +345,7 @@ static void run(int timer) {
             if (!connection) {
                 uint64_t rung;
                 if (!is_hold && read(timer, &rung, sizeof rung) > 0) arrive(timer);
-                if (is_hold) return;
+                if (is_hold && !tell_delays()) return;
                 continue;
             }
             if (events[at].events & EPOLLOUT) {
@@ -332,7 +382,7 @@ int main(int count, char **words) {
     epoll = epoll_create1(0);
     int timer = is_hold ? STDIN_FILENO : timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
     watch(epoll, EPOLL_CTL_ADD, timer, EPOLLIN, NULL);
-    for (int each = 0; each < wide; each++) idle[idle_count++] = new_connection();
+    for (int each = 0; each < wide && !is_hold; each++) idle[idle_count++] = new_connection();
     if (is_hold) alarm(PATIENCE_S);
     int64_t began_us = now_us();
     if (rate > 0) {

@@ -4,9 +4,13 @@
 
    Prints the ports. A chat is answered at once, with an answer of about 1 KiB. A body that contains
    "pace-CHUNKS-GAP_US" (in any string) is answered with that many server-sent events, GAP_US apart;
-   0 is back to back. Asked for the tokens of a chat (/render, as vLLM answers it), it makes one of
-   every 4 bytes. Every line on standard input is answered with the chats and events sent so far; its
-   end is the end of the process. */
+   0 is back to back. Each event tells when it was sent, in microseconds of the monotonic clock
+   ("sent_us"). Asked for the tokens of a chat (/render, as vLLM answers it), it makes one of every 4
+   bytes. Every line on standard input is answered with the chats and events sent so far; its end is
+   the end of the process.
+
+   Streams wait in a heap, by when their next event is due: one that waits costs nothing, and its
+   buffer is gone. */
 #include "wire.h"
 
 #include <poll.h>
@@ -16,18 +20,20 @@ enum { TOKEN_BYTES = 4, VOCABULARY = 150000, ID_CHARS = 7, PATIENCE_MS = 2000 };
 
 typedef struct Connection {
     int fd;
-    int is_closed, is_blocked;
+    int is_blocked;
     char *in;
     size_t length, room, sent; /* sent: of the event at hand */
     int64_t chunks_left, gap_us, due_us;
-    struct Connection *next; /* of those that stream */
+    int64_t stamp_us; /* of the event at hand, 0 before it was tried */
+    size_t place;     /* in the heap, from 1 on; 0: not there */
 } Connection;
 
 static int epoll;
-static Connection *streams;
+static Connection **heap; /* of those whose next event is due some time, from 1 on */
+static size_t heap_count, heap_room;
 static int64_t chats, events_sent;
 static char answer[ANSWER_BYTES + 256], chunk[EVENT_BYTES + 16];
-static size_t answer_length, chunk_length;
+static size_t answer_length, chunk_length, stamp_at; /* stamp_at: of its digits in a chunk */
 static const char STREAM[] =
     "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
     "Transfer-Encoding: chunked\r\n\r\n";
@@ -62,17 +68,47 @@ static void prepare(void) {
     length = snprintf(
         event, sizeof event,
         "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":1,"
-        "\"model\":\"bench\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"%*s\"}}]}\n\n",
-        EVENT_BYTES - 135, "token");
+        "\"model\":\"bench\",\"sent_us\":\"%0*d\",\"choices\":[{\"index\":0,\"delta\":"
+        "{\"content\":\"%*s\"}}]}\n\n",
+        STAMP_DIGITS, 0, EVENT_BYTES - 135 - STAMP_DIGITS - 13, "token");
     chunk_length = (size_t)sprintf(chunk, "%x\r\n%s\r\n", (unsigned)length, event);
+    stamp_at = (size_t)(strstr(chunk, STAMP) - chunk) + sizeof STAMP - 1;
 }
 
-/* Close a connection; it is freed once no list holds it. */
+/* Put a stream where it belongs, at `place` or nearer to the root or to the leaves. */
+static void settle(Connection *one, size_t place) {
+    for (; place > 1 && heap[place / 2]->due_us > one->due_us; place /= 2)
+        (heap[place] = heap[place / 2])->place = place;
+    for (size_t child; (child = 2 * place) <= heap_count; place = child) {
+        if (child < heap_count && heap[child + 1]->due_us < heap[child]->due_us) child++;
+        if (heap[child]->due_us >= one->due_us) break;
+        (heap[place] = heap[child])->place = place;
+    }
+    (heap[place] = one)->place = place;
+}
+
+/* Have a stream's next event sent when it is due. */
+static void enter(Connection *one) {
+    if (heap_count + 1 >= heap_room) {
+        heap_room = heap_room * 2 + 64;
+        if (!(heap = realloc(heap, heap_room * sizeof *heap))) die("realloc");
+    }
+    settle(one, ++heap_count);
+}
+
+/* Take a stream off the heap, if it is there. */
+static void leave(Connection *one) {
+    size_t place = one->place;
+    if (!place) return;
+    one->place = 0;
+    Connection *last = heap[heap_count--];
+    if (last != one) settle(last, place);
+}
+
+/* Close a connection. */
 static void drop(Connection *connection) {
-    if (connection->is_closed) return;
-    connection->is_closed = 1;
+    leave(connection);
     close(connection->fd);
-    if (connection->chunks_left) return; /* the list of streams frees it */
     free(connection->in);
     free(connection);
 }
@@ -144,9 +180,8 @@ static int answer_chat(Connection *connection, const char *body, size_t length) 
     connection->chunks_left = strtoll(pace + 5, &rest, 10);
     connection->gap_us = strtoll(rest + 1, NULL, 10);
     connection->due_us = now_us();
-    if (!connection->chunks_left) return 0;
-    connection->next = streams;
-    streams = connection;
+    if (connection->chunks_left < 1) return 0;
+    enter(connection);
     return send_all(connection, STREAM, sizeof STREAM - 1);
 }
 
@@ -164,6 +199,11 @@ static int serve(Connection *connection) {
         if (!is_served) return 0;
         connection->length -= whole;
         memmove(connection->in, connection->in + whole, connection->length);
+    }
+    if (connection->chunks_left && !connection->length) { /* nothing comes for long */
+        free(connection->in);
+        connection->in = NULL;
+        connection->room = 0;
     }
     return 1;
 }
@@ -186,11 +226,19 @@ static void receive(Connection *connection) {
     if (!serve(connection)) drop(connection);
 }
 
+/* Write the time of an event into it. */
+static void stamp(char *event, int64_t time_us) {
+    for (char *digit = event + stamp_at + STAMP_DIGITS; digit-- > event + stamp_at; time_us /= 10)
+        *digit = (char)('0' + time_us % 10);
+}
+
 /* Send the next event of a stream. Returns whether the stream goes on. */
 static int send_event(Connection *connection) {
     char last[sizeof chunk + sizeof END];
     size_t length = chunk_length;
     memcpy(last, chunk, chunk_length);
+    if (!connection->stamp_us) connection->stamp_us = now_us();
+    stamp(last, connection->stamp_us);
     if (connection->chunks_left == 1) {
         memcpy(last + length, END, sizeof END - 1);
         length += sizeof END - 1;
@@ -204,37 +252,33 @@ static int send_event(Connection *connection) {
         watch(epoll, EPOLL_CTL_MOD, connection->fd, EPOLLIN | EPOLLOUT, connection);
         return 1;
     }
+    /* Back to back they take turns: whoever sent last is due last. */
+    connection->due_us = connection->gap_us ? connection->due_us + connection->gap_us : now_us();
     connection->sent = 0;
+    connection->stamp_us = 0;
     events_sent++;
-    connection->due_us += connection->gap_us;
     return --connection->chunks_left > 0;
 }
 
-/* Send what is due to every stream. Returns the milliseconds until the next is, -1 for none. */
+/* Send what is due now to every stream, one event each. Returns the milliseconds until the next is
+   due, -1 for none. */
 static int stream(void) {
-    int64_t now = now_us(), next_us = INT64_MAX;
-    for (Connection **at = &streams; *at;) {
-        Connection *one = *at;
-        int goes_on = !one->is_closed;
-        if (goes_on && !one->is_blocked && one->due_us <= now) goes_on = send_event(one);
-        if (goes_on) {
-            if (!one->is_blocked && one->due_us < next_us) next_us = one->due_us;
-            at = &one->next;
+    int64_t now = now_us();
+    for (size_t most = heap_count; most && heap_count && heap[1]->due_us <= now; most--) {
+        Connection *one = heap[1];
+        int goes_on = send_event(one);
+        if (goes_on && !one->is_blocked) {
+            settle(one, one->place);
             continue;
         }
-        *at = one->next;
-        int is_whole = !one->chunks_left && !one->is_closed;
+        leave(one);
+        if (goes_on) continue;
+        int is_whole = !one->chunks_left;
         one->chunks_left = 0;
-        if (is_whole && serve(one)) continue;
-        if (one->is_closed) {
-            free(one->in);
-            free(one);
-        } else {
-            drop(one);
-        }
+        if (!is_whole || !serve(one)) drop(one);
     }
-    if (next_us == INT64_MAX) return -1;
-    return next_us <= now ? 0 : (int)((next_us - now + 999) / 1000);
+    if (!heap_count) return -1;
+    return heap[1]->due_us <= now ? 0 : (int)((heap[1]->due_us - now + 999) / 1000);
 }
 
 /* Take a new connection. */
@@ -253,7 +297,7 @@ static int open_port(void) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
     struct sockaddr_in address = loopback(0);
     socklen_t length = sizeof address;
-    if (bind(fd, (struct sockaddr *)&address, length) || listen(fd, 1024)) die("listen");
+    if (bind(fd, (struct sockaddr *)&address, length) || listen(fd, 4096)) die("listen");
     getsockname(fd, (struct sockaddr *)&address, &length);
     printf("%d ", ntohs(address.sin_port));
     return fd;
@@ -293,6 +337,7 @@ int main(int count, char **words) {
             } else {
                 if (connection->is_blocked && events[at].events & EPOLLOUT) {
                     connection->is_blocked = 0;
+                    enter(connection);
                     watch(epoll, EPOLL_CTL_MOD, connection->fd, EPOLLIN, connection);
                 }
                 if (events[at].events & ~(uint32_t)EPOLLOUT) receive(connection);

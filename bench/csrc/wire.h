@@ -18,6 +18,10 @@
 #include <time.h>
 #include <unistd.h>
 
+/* What an event's time of sending stands behind, in so many digits. */
+#define STAMP "\"sent_us\":\""
+enum { STAMP_DIGITS = 15 };
+
 /* End the process with what failed. */
 static inline void die(const char *what) {
     fprintf(stderr, "%s: %s\n", what, errno ? strerror(errno) : "wrong use");

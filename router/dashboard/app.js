@@ -1,5 +1,6 @@
 // The page: one stream of events, a state, and panels that show it once a second at most.
 
+import { showCanary } from "./canary.js";
 import { Charts } from "./charts.js";
 import { Decisions } from "./decisions.js";
 import { byId, setText } from "./dom.js";
@@ -22,6 +23,7 @@ function show() {
   if (isPaused || !snapshot || document.hidden) return;
   showPolicy(snapshot);
   showSettings(snapshot);
+  showCanary(snapshot);
   panels.show(snapshot);
   fleet.show(snapshot);
   decisions.show(snapshot);

@@ -11,22 +11,25 @@ import enum
 import json
 import random
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from chaos.evidence import ClientLine, End, read_answer, read_stream
-from chaos.speech import MODEL, PATH, rendered
+from chaos.speech import BLOCK_TOKENS, MODEL, PATH, rendered
 from chaos.wire import CutError, Wire, request_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 DEADLINE_S: Final = 40.0
 MOST_TURNS: Final = 5
 UNREPEATABLE_SHARE: Final = 0.05
 LEAVE_SHARE: Final = 0.05
 SYSTEM_WORDS: Final = 150
-PROMPTS_KEPT: Final = 1_500
+PROMPTS_KEPT: Final = 20_000
+HEADS_KEPT: Final = 250_000
+"""More blocks of a tenant than all replicas of the rig hold together."""
 WORDS: Final = ("cache", "prefix", "router", "replica", "block", "token", "queue", "lease", "fleet")
 
 
@@ -42,37 +45,37 @@ class Leaving(enum.StrEnum):
 
 @dataclass(slots=True)
 class Tenant:
-    """Whose requests these are. ``sent`` are the prompts by their first bytes."""
+    """Whose requests these are. ``_heads`` counts the prompts that begin with the same blocks."""
 
     name: str
     key: str
     canary: str
-    sent: list[bytes] = field(default_factory=list)
+    _heads: OrderedDict[int, int] = field(default_factory=OrderedDict)
 
     def own_prefix_tokens(self, prompt: bytes) -> int:
-        """Return how much of ``prompt`` is in others of its tenant, in bytes, which are tokens."""
-        longest = 0
-        for one in self.sent:
-            if prompt.startswith(one[:longest]) and len(one) > longest and one != prompt:
-                longest = max(longest, _common(one, prompt))
-        return longest
+        """Return how many leading tokens (bytes) a noted prompt shares, in blocks, with others."""
+        blocks = 0
+        for head in _heads(prompt):
+            if self._heads.get(head, 0) < 2:
+                break
+            blocks += 1
+        return blocks * BLOCK_TOKENS
 
     def note(self, prompt: bytes) -> None:
-        """Remember a prompt; the older ones of its conversation are in it."""
-        self.sent.append(prompt)
-        if len(self.sent) > PROMPTS_KEPT:
-            del self.sent[1 : PROMPTS_KEPT // 2]
+        """Remember a prompt; the heads that nobody used for longest are forgotten."""
+        for head in _heads(prompt):
+            self._heads[head] = self._heads.get(head, 0) + 1
+            self._heads.move_to_end(head)
+        while len(self._heads) > HEADS_KEPT:
+            self._heads.popitem(last=False)
 
 
-def _common(left: bytes, right: bytes) -> int:
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[:middle] == right[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _heads(prompt: bytes) -> Iterator[int]:
+    """Yield a number for each beginning of a prompt that is whole blocks, the shortest first."""
+    head = 0
+    for end in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS):
+        head = hash((head, prompt[end - BLOCK_TOKENS : end]))
+        yield head
 
 
 @dataclass(slots=True)
@@ -98,6 +101,7 @@ class Crowd:
         self._talks: list[tuple[Tenant, list[dict[str, Any]]]] = []
         self.shape = Shape()
         self.ledger: list[ClientLine] = []
+        self.prompts: OrderedDict[str, bytes] = OrderedDict()
         self.phase = "start"
         self._count = 0
         self.routers = 2
@@ -162,6 +166,9 @@ class Crowd:
             phase=self.phase,
         )
         tenant.note(prompt)
+        self.prompts[request] = prompt
+        if len(self.prompts) > PROMPTS_KEPT:
+            self.prompts.popitem(last=False)
         self.ledger.append(line)
         return line, json.dumps(body).encode(), messages
 

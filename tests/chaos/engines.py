@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from chaos.evidence import Count
 from chaos.link import FaultLink
 from chaos.registrar import Registrar
 from chaos.wire import CutError, Wire, request_bytes
@@ -35,6 +36,7 @@ class Engine:
         self.port = port
         self.link = FaultLink(port)
         self.ledger = directory / f"{name}.ledger"
+        self.attempts = Count(self.ledger, "begin")
         self.lives: list[str] = []
         self._processes = processes
         self._key = ""

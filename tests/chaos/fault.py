@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from chaos.watch import Look
 
 BAD_ENDS: Final = frozenset({End.HTTP_ERROR, End.ERROR_EVENT, End.CLOSED, End.HUNG})
+LONGEST_S: Final = 60.0
+"""Longer than any client waits."""
 PATIENCE: Final = 20.0
 """By so much may a busy machine be later than what is expected of an idle one."""
 
@@ -54,12 +56,15 @@ def told(text: str, seen: str) -> Finding:
 
 
 def since(rig: Rig, from_s: float) -> list[ClientLine]:
-    """Return the requests that were open after ``from_s`` and have ended."""
-    return [
-        line
-        for line in rig.crowd.ledger
-        if line.ended_s >= from_s and line.ended_s != float("inf") and line.end is not End.LEFT
-    ]
+    """Return the requests that were open after ``from_s``, have ended and are judged."""
+    found = []
+    for line in reversed(rig.crowd.ledger):  # in the order in which they began
+        if line.began_s < from_s - LONGEST_S:
+            break
+        is_judged = line.ended_s != float("inf") and not line.prompt
+        if is_judged and line.ended_s >= from_s and line.end is not End.LEFT:
+            found.append(line)
+    return found[::-1]
 
 
 def bad(lines: Iterable[ClientLine]) -> list[ClientLine]:
@@ -80,15 +85,22 @@ def no_errors(rig: Rig, from_s: float, router: int | None = None) -> Finding:
 def only_begun_fail(rig: Rig, from_s: float) -> Finding:
     """Expect that only answers which had begun end badly, and those by a word."""
     lines = since(rig, from_s)
-    wrong = bad(lines)
-    untold = [
-        line
-        for line in wrong
-        if line.end is not End.ERROR_EVENT and (line.is_stream or line.status != 200)
-    ]
+    wrong, untold = bad(lines), unexplained(lines)
     shown = ", ".join(sorted({f"{one.end} {one.status} {one.error_code}" for one in untold}))
-    seen = f"{len(lines)} requests, {len(wrong)} were begun and cut, {len(untold)} others {shown}"
-    return Finding("only answers that had begun fail, with an error event", not untold, seen)
+    seen = f"{len(lines)} requests, {len(wrong)} ended so, {len(untold)} others {shown}"
+    text = "only answers that had begun fail, with an error event, and what may not be repeated"
+    return Finding(text, not untold, seen)
+
+
+def unexplained(lines: Iterable[ClientLine]) -> list[ClientLine]:
+    """Return what failed though its answer had not begun and it may be sent to another replica."""
+    return [
+        line
+        for line in bad(lines)
+        if line.is_repeatable
+        and line.end is not End.ERROR_EVENT
+        and (line.is_stream or line.status != 200)
+    ]
 
 
 def down(name: str) -> Callable[[list[Look]], bool]:

@@ -35,6 +35,7 @@ TOLD_PATIENCE_S: Final = 3.0
 """Less than the time after which a router gives a silent stream up anyway."""
 LONG: Final = 60
 PREDICTED_SLACK_TOKENS: Final = 64
+ON_ITS_WAY_S: Final = 2.0
 
 
 async def busiest(rig: Rig) -> Engine:
@@ -120,7 +121,7 @@ async def reborn(rig: Rig, rng: random.Random) -> list[Finding]:
         return all(one is not None and one.generation == life and one.is_up for one in seen)
 
     took_s = await rig.until(knows)
-    known_s = now()
+    known_s, from_byte = now(), victim.ledger.stat().st_size
     # A router may know of the life a moment before it is careful with it.
     await rig.until(lambda looks: knows(looks) and "slow_start" in standings, 2.0)
     await asyncio.sleep(0.5)  # slow start: it gets little
@@ -128,17 +129,8 @@ async def reborn(rig: Rig, rng: random.Random) -> list[Finding]:
         await asyncio.gather(*(rig.crowd.ask(pieces=20) for _ in range(12)))
     for router in rig.routers:
         await rig.watch.sample(router)
-    wrong, count = [], 0
-    begun = [one for one in read_ledger(victim.ledger) if one["event"] == "begin"]
-    records = {one["client_request_id"]: one for one in rig.watch.records.values()}
-    for line in begun:
-        record = records.get(line["request"])
-        if line["life"] != life or line["at_s"] < known_s or record is None:
-            continue
-        count += 1
-        predicted = record["attempts"][-1]["decision"]["predicted_cached_tokens"]
-        if predicted > line["cached_tokens"] + PREDICTED_SLACK_TOKENS:
-            wrong.append((line["request"], predicted, line["cached_tokens"]))
+    lines = [one for one in read_ledger(victim.ledger, from_byte) if one["life"] == life]
+    wrong, count = _predicted_too_much(rig, lines, known_s)
     return [
         Finding("it has another generation", life != before, f"{before} -> {life}"),
         within("both routers know of it", took_s, 2.0),
@@ -147,6 +139,36 @@ async def reborn(rig: Rig, rng: random.Random) -> list[Finding]:
             "nothing of the last life is predicted", not wrong, f"{count} requests, wrong {wrong}"
         ),
     ]
+
+
+def _predicted_too_much(
+    rig: Rig, lines: list[dict[str, Any]], from_s: float
+) -> tuple[list[tuple[str, int, int]], int]:
+    """Return which requests of a life were thought to find more than they can have, of how many.
+
+    A request may have been on its way there with the same beginning, and have come later.
+    """
+    begun = [one for one in lines if one["event"] == "begin"]
+    records = {one["client_request_id"]: one for one in rig.watch.records.values()}
+    wrong, count = [], 0
+    for index, line in enumerate(begun):
+        record = records.get(line["request"])
+        if line["at_s"] < from_s or record is None:
+            continue
+        count += 1
+        predicted = record["attempts"][-1]["decision"]["predicted_cached_tokens"]
+        if predicted <= line["cached_tokens"] + PREDICTED_SLACK_TOKENS:
+            continue
+        beginning = rig.crowd.prompts[line["request"]][:predicted]
+        later = [
+            one
+            for one in begun[index + 1 :]
+            if one["at_s"] < line["at_s"] + ON_ITS_WAY_S
+            and rig.crowd.prompts.get(one["request"], b"").startswith(beginning)
+        ]
+        if not later:
+            wrong.append((line["request"], predicted, line["cached_tokens"]))
+    return wrong, count
 
 
 async def all_down(rig: Rig, _: random.Random) -> list[Finding]:

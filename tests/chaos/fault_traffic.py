@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 from chaos.client import Leaving
 from chaos.evidence import End, read_ledger
-from chaos.fault import Fault, Finding, bad, down, no_errors, now, since, told, within
+from chaos.fault import (
+    Fault,
+    Finding,
+    bad,
+    down,
+    no_errors,
+    now,
+    only_begun_fail,
+    since,
+    told,
+    within,
+)
 from chaos.fault_replica import no_errors_begun_after, p99
 from chaos.link import Trouble
 from chaos.speech import MODEL, PATH, POISON
@@ -65,15 +76,10 @@ async def flapped(rig: Rig, rng: random.Random) -> list[Finding]:
     looking.cancel()
     await asyncio.gather(looking, return_exceptions=True)
     after = await ejections(rig, "flapping")
-    wrong = [
-        one
-        for one in bad(since(rig, from_s))
-        if one.end is not End.ERROR_EVENT and (one.is_stream or one.status != 200)
-    ]
     return [
         Finding("it is ejected for it", after > before, f"{before:.0f} -> {after:.0f}"),
         told("for so long", f"up to {max(left_s, default=0.0):.1f} s"),
-        Finding("only answers that had begun fail", not wrong, f"{len(wrong)} others"),
+        only_begun_fail(rig, from_s),
     ]
 
 
@@ -208,6 +214,7 @@ async def hot(rig: Rig, _: random.Random) -> list[Finding]:
     shape = rig.crowd.shape
     rig.crowd.shape = replace(shape, rate_hz=HOT_RATE_HZ, hot_share=0.9, leave_share=0.0)
     began_s = now()
+    from_bytes = {engine.name: engine.ledger.stat().st_size for engine in rig.engines}
     totals: Counter[str] = Counter()
     looks = 0
     while now() - began_s < HOT_S:
@@ -221,7 +228,7 @@ async def hot(rig: Rig, _: random.Random) -> list[Finding]:
     begun = [
         one
         for engine in rig.engines
-        for one in read_ledger(engine.ledger)
+        for one in read_ledger(engine.ledger, from_bytes[engine.name])
         if one["event"] == "begin" and began_s <= one["at_s"] <= ended_s
     ]
     # With pure affinity all of what is shared would be a hit: the system prompt, and own turns.
@@ -262,22 +269,13 @@ async def poisoned(rig: Rig, _: random.Random) -> list[Finding]:
             wire.close()
         await asyncio.sleep(0.2)
     dead = [engine for engine in rig.engines if not engine.is_alive]
-    lines = since(rig, from_s)
-    untold = [
-        one
-        for one in bad(lines)
-        if one.end is not End.ERROR_EVENT and (one.is_stream or one.status != 200)
-    ]
+    begun = only_begun_fail(rig, from_s)
     for engine in dead:
         await engine.start()
     return [
         Finding("at most two replicas die of it", len(dead) <= 2, f"{len(dead)} died"),
         Finding("then it is refused", statuses[-1] == 422, str(statuses)),
-        Finding(
-            "others fail only where their answer had begun",
-            not untold,
-            f"{len(untold)} of {len(lines)}",
-        ),
+        begun,
     ]
 
 
@@ -305,8 +303,7 @@ async def storm_of_retries(rig: Rig, _: random.Random) -> list[Finding]:
 
 
 def _attempts(rig: Rig) -> int:
-    lines = [one for engine in rig.engines for one in read_ledger(engine.ledger)]
-    return sum(one["event"] == "begin" for one in lines)
+    return sum(engine.attempts.total() for engine in rig.engines)
 
 
 async def starved(rig: Rig, _: random.Random) -> list[Finding]:

@@ -28,6 +28,7 @@ from state.model import (
 )
 from state.prefix import chain_of, chain_root, namespace_of, pack_tokens, salt_scope
 from state.redis_writer import RedisWriter
+from state.rhythm import check_cancelled
 from state.secret import ChainKeys
 from state.store import StateError
 from state.timing import StoreTiming
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.15
 HEARTBEAT_S: Final = 0.5
+CHANGES: Final = "/chaos/changes"
 CAPACITY_PAGES: Final = 24_000
 PATIENT: Final = StoreTiming(record_ttl_s=60.0, load_ttl_s=20.0)
 """All registrars are in one busy process: none of them is dead because it is late."""
@@ -87,6 +89,7 @@ class Registrar:
             while True:
                 with contextlib.suppress(OSError, TimeoutError, StateError):
                     await self._round()
+                check_cancelled()
                 await asyncio.sleep(POLL_S)
         finally:
             await self._client.aclose()
@@ -111,14 +114,12 @@ class Registrar:
         )
 
     async def _round(self) -> None:
-        cursor = self.held.cursor if self.held else 0
-        told = await self._ask(f"/chaos/changes?{cursor}")
         held = self.held
+        # Of another life than the one asked for, all changes come.
+        told = await self._ask(f"/chaos/changes?{held.life}.{held.cursor}" if held else CHANGES)
         if held is None or told["life"] != held.life:
             self.held = held = Held(told["life"])
             self._is_registered = False
-            if cursor:
-                told = await self._ask("/chaos/changes?0")
         record = self._record(held.life)
         if not self._is_registered:
             await self._announce(record, held)
@@ -150,26 +151,39 @@ class Registrar:
         self._is_registered = True
 
     def _batches(self, held: Held, changes: list[dict[str, Any]]) -> list[ChangeBatch]:
-        batches = []
+        """Return what is different after ``changes``: one batch for each namespace."""
+        fresh: dict[str, tuple[NamespaceId, BlockId]] = {}
+        gone: list[tuple[NamespaceId, BlockId]] = []
         for change in changes:
-            if "removed" in change:
-                for name in change["removed"]:
-                    found = held.blocks.pop(name, None)
-                    if found is not None:
-                        batches.append(self._batch(held, found[0], (), (found[1],)))
-                continue
-            identity = self._identity(change["salt"])
-            namespace, key = namespace_of(identity), self._keys.of(identity.scope)
-            parent = held.blocks.get(change["parent"])
-            if change["parent"] and parent is None:
-                continue  # the parent was evicted meanwhile: nothing can reach these
-            root = parent[1] if parent else chain_root(identity, key)
-            tokens = pack_tokens(change["tokens"].encode("latin-1"))
-            chain = chain_of(root, tokens, BLOCK_TOKENS, key)
-            for name, block in zip(change["ids"], chain, strict=True):
-                held.blocks[name] = (namespace, block)
-            batches.append(self._batch(held, namespace, chain, ()))
+            for name in change.get("removed", ()):
+                found = held.blocks.pop(name, None)
+                if found is not None and fresh.pop(name, None) is None:
+                    gone.append(found)
+            if "salt" in change:
+                named = self._named(held, change)
+                held.blocks |= named
+                fresh |= named
+        kept = set(fresh.values())
+        batches = []
+        for namespace in dict.fromkeys(pair[0] for pair in (*kept, *gone)):
+            stored = tuple(block for space, block in kept if space == namespace)
+            removed = tuple(
+                block for space, block in gone if space == namespace and (space, block) not in kept
+            )
+            batches.append(self._batch(held, namespace, stored, removed))
         return batches
+
+    def _named(self, held: Held, change: dict[str, Any]) -> dict[str, tuple[NamespaceId, BlockId]]:
+        """Return what a replica's own names of stored blocks mean to routers."""
+        identity = self._identity(change["salt"])
+        namespace, key = namespace_of(identity), self._keys.of(identity.scope)
+        parent = held.blocks.get(change["parent"])
+        if change["parent"] and parent is None:
+            return {}  # the parent was evicted meanwhile: nothing can reach these
+        root = parent[1] if parent else chain_root(identity, key)
+        tokens = pack_tokens(change["tokens"].encode("latin-1"))
+        chain = chain_of(root, tokens, BLOCK_TOKENS, key)
+        return {name: (namespace, block) for name, block in zip(change["ids"], chain, strict=True)}
 
     def _batch(
         self,

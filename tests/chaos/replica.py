@@ -43,7 +43,8 @@ class Cache:
     def __init__(self, capacity_blocks: int) -> None:
         self._capacity_blocks = capacity_blocks
         self._owners: OrderedDict[bytes, str] = OrderedDict()
-        self.changes: list[dict[str, Any]] = []
+        self._changes: list[dict[str, Any]] = []
+        self._forgotten = 0
 
     def take(self, salt: str, prompt: bytes, tenant: str) -> tuple[int, str]:
         """Fill in a prompt; return its cached tokens and a foreign owner of any of them, if so."""
@@ -60,15 +61,21 @@ class Cache:
             told = prompt[start : len(ids) * BLOCK_TOKENS].decode("latin-1")
             parent = ids[held - 1].hex() if held else ""
             stored = {"ids": [one.hex() for one in fresh], "parent": parent, "tokens": told}
-            self.changes.append({"salt": salt, **stored})
+            self._changes.append({"salt": salt, **stored})
             for one in fresh:
                 self._owners[one] = tenant
         removed = []
         while len(self._owners) > self._capacity_blocks:
             removed.append(self._owners.popitem(last=False)[0].hex())
         if removed:
-            self.changes.append({"removed": removed})
+            self._changes.append({"removed": removed})
         return min(held * BLOCK_TOKENS, max(0, len(prompt) - 1)), next(iter(owners), "")
+
+    def changes_since(self, count: int) -> list[dict[str, Any]]:
+        """Return the changes after the first ``count``, which nobody asks for again."""
+        del self._changes[: max(0, count - self._forgotten)]
+        self._forgotten = max(count, self._forgotten)
+        return list(self._changes)
 
 
 class Gone(Exception):  # noqa: N818 - not an error: the connection is to end here
@@ -148,9 +155,10 @@ class Replica:
         elif path == "/chaos/mode":
             self.mode = json.loads(body)
         elif path == "/chaos/changes":
-            since = int(query or "0")
-            told = {"life": self.life, "changes": self.cache.changes[since:], "next": since}
-            told["next"] += len(told["changes"])
+            life, _, number = query.partition(".")
+            since = int(number) if life == self.life else 0
+            changes = self.cache.changes_since(since)
+            told = {"life": self.life, "changes": changes, "next": since + len(changes)}
         elif path == "/chaos/state":
             told = {"active": self.active, "most_active": self.most_active, "life": self.life}
         else:

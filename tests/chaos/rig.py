@@ -21,8 +21,8 @@ from chaos.evidence import Evidence, Outage, read_ledger
 from chaos.speech import MODEL, TEMPLATE
 from chaos.watch import Look, Watch
 from prompt.codec import load_codec
-from support.chaos import free_ports
 from support.parted_link import PartedLink
+from support.port import free_ports
 from support.valkey import ValkeyProcess
 from warmroute.local import Child, Processes
 
@@ -266,7 +266,12 @@ class Rig:
         return Evidence(
             key=self.key,
             clients=self.crowd.ledger,
-            replicas=[line for one in self.engines for line in read_ledger(one.ledger)],
+            replicas=[
+                line
+                for one in self.engines
+                for line in read_ledger(one.ledger)
+                if line["event"] != "end"
+            ],
             decisions=list(watch.records.values()),
             samples=watch.samples,
             outages=self.outages,

@@ -26,6 +26,7 @@ from chaos.fault_router import ROUTER_FAULTS
 from chaos.fault_state import STATE_FAULTS
 from chaos.fault_traffic import TRAFFIC_FAULTS
 from chaos.rig import Plan, Rig
+from warmroute.process import run_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -209,7 +210,7 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
     tell(f"seed {told.seed}, logs in {directory}")
     plan = Plan(seed=told.seed, rate_hz=told.rate)
-    report = asyncio.run(run(directory, plan, faults, until_s))
+    report = run_loop(run(directory, plan, faults, until_s), "uvloop")
     page = report.markdown()
     tell(page)
     if told.report:

@@ -7,16 +7,19 @@ restarts a router, so that both are the same processes from the start to the end
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from chaos.rig import Plan
 from chaos.run import FAULTS, drive, strike_all, tell
+from warmroute.process import run_loop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,10 +30,20 @@ if TYPE_CHECKING:
     from chaos.run import Report
 
 PERIOD_S: Final = 20.0
-WARM_S: Final = 20.0
+MiB: Final = 1 << 20
+WARM_S: Final = 100.0
 PER_REQUESTS: Final = 100_000
 LEFT_OUT: Final = frozenset({"C-15", "C-16", "C-17", "C-18", "C-20", "C-21", "C-22", "C-24"})
 """Those that restart a router, take the machine away, or set the rate themselves."""
+
+
+BOUNDED: Final = ("warmroute_prompt_bytes", "warmroute_mirror_bytes", "warmroute_recording_bytes")
+"""What routers keep up to a bound, as they tell it."""
+
+
+def total(sample: Sample, name: str) -> float:
+    """Return the sum of a metric's series."""
+    return sum(value for key, value in sample.series.items() if key.partition("{")[0] == name)
 
 
 def soaking() -> list[Fault]:
@@ -59,7 +72,8 @@ def slope_bytes(samples: Sequence[Sample]) -> float | None:
 
 async def soak(directory: Path, seed: int, minutes: float, rate_hz: float) -> Report:
     """Run, and tell at the end what grew."""
-    kept = {"decisions_kept": 1_000}  # full before the run is warm
+    # What is kept up to a bound is full before the run is warm.
+    kept = {"decisions_kept": 1_000, "recording": {"max_bytes": MiB}, "prompt_bytes": 4 * MiB}
     plan = Plan(seed=seed, rate_hz=rate_hz, config=kept)
 
     async def strike(rig: Rig, report: Report) -> None:
@@ -77,11 +91,17 @@ async def _strike_for(rig: Rig, report: Report, until_s: float) -> None:
         began_s = time.monotonic()
         order = order or rng.sample(soaking(), len(soaking()))
         await strike_all(rig, [order.pop()], report, None)
+        for router in rig.routers:
+            sample = next(one for one in rig.watch.samples[::-1] if one.router == router.index)
+            parts = {name: round(total(sample, name) / 2**20, 1) for name in BOUNDED}
+            tasks = total(sample, "warmroute_tasks")
+            size = f"{sample.rss_bytes / 2**20:.1f} MiB"
+            tell(f"         router {router.index}: {size}, {parts}, {tasks:.0f} tasks")
         await asyncio.sleep(max(0.0, PERIOD_S - (time.monotonic() - began_s)))
 
 
 def _tell_growth(evidence: Evidence, report: Report) -> None:
-    tell(f"{report.requests / max(report.took_s, 1):.0f} requests a second")
+    tell(f"{report.requests / (WARM_S + report.took_s):.0f} requests a second")
     for rest in evidence.rests:
         samples = [one for one in evidence.samples if one.router == rest.router]
         slope = slope_bytes(samples)
@@ -92,9 +112,12 @@ def _tell_growth(evidence: Evidence, report: Report) -> None:
             "descriptors when warm": rest.descriptors_before,
             "descriptors at rest": rest.descriptors,
             "CLOSE_WAIT": rest.half_closed,
+            "tasks when warm": total(samples[0], "warmroute_tasks"),
+            "tasks at rest": total(samples[-1], "warmroute_tasks"),
             "longest /livez, ms": round(max(one.live_ms for one in samples)),
         }
         tell(f"router {rest.router}: {shown}")
+    tell(f"faults: {dict(sorted(Counter(step.name for step in report.steps).items()))}")
     tell(f"clients of the store when warm and at rest: {evidence.redis_clients}")
 
 
@@ -105,7 +128,8 @@ def main() -> int:
     seed = int(os.environ.get("SOAK_SEED", str(int(time.time()) % 100_000)))
     directory = Path(tempfile.mkdtemp(prefix="soak-"))
     tell(f"seed {seed}, {minutes:g} minutes, {rate_hz:g} requests a second, logs in {directory}")
-    report = asyncio.run(soak(directory, seed, minutes, rate_hz))
+    gc.set_threshold(50_000, 50, 1_000)  # what is written down has no cycles, and is much
+    report = run_loop(soak(directory, seed, minutes, rate_hz), "uvloop")
     tell(report.markdown())
     return 0 if report.is_good else 1
 

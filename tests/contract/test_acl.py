@@ -97,8 +97,8 @@ async def test_the_rules_let_a_whole_life_of_a_replica_pass(valkey_acl: ValkeyAc
         backend = RedisBackend(valkey_acl, stack)
         await backend.writer.register(record())
         mirror = await backend.mirror()
-        assert await mirror.settle(5)
+        assert await mirror.settle(30)
         await backend.writer.deregister(A, record().generation)
-        assert await mirror.settle(5)
+        assert await mirror.settle(30)
         assert mirror.failures == 0
     assert await valkey_acl.refusals() == []

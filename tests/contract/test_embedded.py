@@ -41,7 +41,9 @@ async def test_the_server_is_private_and_leaves_nothing_behind() -> None:
         socket_path = Path(urlsplit(server.url).path)
         assert len(os.fsencode(socket_path)) <= 100
         assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o700
-        client = command_client(RedisSettings(url=server.url, command_timeout_s=1.0))
+        client = command_client(
+            RedisSettings(url=server.url, command_timeout_s=10.0, connect_timeout_s=10.0)
+        )
         try:
             names = ("port", "save", "appendonly", "maxmemory", "maxmemory-policy")
             values = [(await run_command(client, "CONFIG", "GET", name))[1] for name in names]

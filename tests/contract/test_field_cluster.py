@@ -56,7 +56,7 @@ async def test_no_command_of_a_whole_life_has_keys_of_two_slots(
     assert owners == set(valkey_cluster.addresses)
     mirror.publish_leases(dict.fromkeys(NAMES, LeaseTotals(inflight=2)))
     for reader in (mirror, direct, mirror):
-        assert await reader.settle(5)
+        assert await reader.settle(30)
         found = await cluster_backend.overlap(reader, CHAIN)
         runs = {name: (run.gpu_blocks, run.any_tier_blocks) for name, run in found.items()}
         assert runs == dict.fromkeys(NAMES, (2, 3))
@@ -65,7 +65,7 @@ async def test_no_command_of_a_whole_life_has_keys_of_two_slots(
         await cluster_backend.writer.register(record(name, "g2"))
         await cluster_backend.writer.deregister(name, Generation("g2"))
     for reader in (mirror, direct):
-        assert await reader.settle(5)
+        assert await reader.settle(30)
         assert reader.replicas() == {}
     assert (mirror.failures, mirror.malformed_values) == (0, 0)
     assert not await errors(valkey_cluster) - {"NOSCRIPT", "MOVED"}

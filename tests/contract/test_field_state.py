@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 async def settled(backend: Backend, router: str = "r1") -> FleetReader:
     reader = await backend.reader(router)
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     return reader
 
 
@@ -49,7 +49,7 @@ async def test_what_a_removed_replica_said_late_never_brings_it_back(backend: Ba
     await backend.writer.deregister(A, Generation("g1"))
     await backend.writer.apply([batch(2, stored=blocks(3)), batch(3, stored=blocks(1))])
     for view in (reader, await settled(backend, "r2")):
-        assert await view.settle(5)
+        assert await view.settle(30)
         assert view.replicas() == {}
         assert await backend.overlap(view, blocks(1, 2)) == {}
         assert await backend.overlap(view, blocks(3)) == {}
@@ -57,7 +57,7 @@ async def test_what_a_removed_replica_said_late_never_brings_it_back(backend: Ba
     await backend.writer.apply([batch(4, stored=blocks(3))])
     await backend.writer.apply([batch(1, stored=blocks(2), generation="g2")])
     for view in (reader, await settled(backend, "r3")):
-        assert await view.settle(5)
+        assert await view.settle(30)
         assert await backend.overlap(view, blocks(1)) == {}
         assert await backend.overlap(view, blocks(3)) == {}
         assert await runs(backend, view, blocks(2)) == {A: 1}
@@ -75,7 +75,7 @@ async def test_a_clear_empties_one_replica_in_every_tier_and_no_other(backend: B
     assert {overlap.any_tier_blocks for overlap in before.values()} == {4}
     await backend.writer.apply([batch(3, is_clear=True)])
     for view in (reader, await settled(backend, "r2")):
-        assert await view.settle(5)
+        assert await view.settle(30)
         found = await backend.overlap(view, chain)
         assert set(found) == {B}
         assert (found[B].gpu_blocks, found[B].any_tier_blocks) == (2, 4)
@@ -119,7 +119,7 @@ async def test_all_holders_of_a_block_are_seen_however_many(
     expected = {name: 2 - number % 2 for number, name in enumerate(names)}
     assert await runs(backend, reader, blocks(1, 2, 3)) == expected
     await backend.writer.apply([batch(2, removed=blocks(1), replica=names[7])])
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     del expected[names[7]]
     assert await runs(backend, reader, blocks(1, 2, 3)) == expected
 
@@ -160,16 +160,16 @@ async def test_heartbeats_to_an_emptied_store_take_no_replica_out(
     writer, mirror = redis_backend.writer, await redis_backend.mirror()
     await writer.register(record())
     await writer.apply([batch(1, stored=blocks(1))])
-    assert await mirror.settle(5)
+    assert await mirror.settle(30)
     await valkey.command("FLUSHALL")
     for _ in range(4):
         assert await writer.heartbeat(record(), None) is Fence.UNKNOWN
-        assert await mirror.settle(5)
+        assert await mirror.settle(30)
         assert list(mirror.replicas()) == [A]
         assert mirror.overlap(blocks(1))[A].gpu_blocks == 1
     await writer.register(record(generation="g2"))
     await writer.apply([batch(1, stored=blocks(2), generation="g2")])
-    assert await mirror.settle(5)
+    assert await mirror.settle(30)
     assert mirror.overlap(blocks(1)) == {}
     assert mirror.overlap(blocks(2))[A].gpu_blocks == 1
 
@@ -197,7 +197,7 @@ async def test_the_index_of_replicas_that_vanish_goes_without_a_scan(
     timing = StoreTiming(record_ttl_s=1.0, residency_ttl_s=1.5)
     writer = RedisWriter(redis_backend.client, clock=time.monotonic, rng=Random(1), timing=timing)
     mirror = await redis_backend.mirror()
-    assert await mirror.settle(5)
+    assert await mirror.settle(30)
     await valkey.command("CONFIG", "RESETSTAT")
     base_bytes = await used_bytes(valkey)
     names = [ReplicaId(f"r{number}") for number in range(REPLICAS)]

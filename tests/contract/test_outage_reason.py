@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from random import Random
 from typing import TYPE_CHECKING
 
 from state.mirror import Mirror
 from state.model import RouterId, Rung
+from support.running_clock import RunningClock
 from support.state_backend import SOON_STALE
 from support.valkey import eventually
 
@@ -24,11 +24,10 @@ async def test_an_outage_is_not_explained_by_the_one_before(
     """First the server is killed, then it freezes: no command has failed when the view is stale."""
     caplog.set_level(logging.WARNING, logger="state.mirror")
     settings = own_server.settings
-    mirror = Mirror(
-        settings, RouterId("r1"), clock=time.monotonic, rng=Random(3), timing=SOON_STALE
-    )
-
-    async with mirror:
+    async with (
+        RunningClock() as clock,
+        Mirror(settings, RouterId("r1"), clock=clock, rng=Random(3), timing=SOON_STALE) as mirror,
+    ):
         await eventually(lambda: mirror.freshness()[0] is Rung.LIVE)
         own_server.kill()
         await eventually(lambda: mirror.freshness()[0] is Rung.STALE)

@@ -14,6 +14,7 @@ from state.model import RouterId, Rung
 from state.script import Script, run_scripts
 from state.timing import MirrorTiming
 from support.fleet_state import A, record
+from support.running_clock import RunningClock
 from support.slow_link import SlowLink
 from support.valkey import ValkeyProcess, eventually
 
@@ -33,7 +34,7 @@ async def test_cancelled_commands_never_leave_their_replies_to_others(
     outcomes = {"answered": 0, "failed": 0}
 
     async with SlowLink(valkey.socket_path, lambda: rng.uniform(0.0, 0.004)) as link:
-        client = command_client(link.settings(timeout_s=1.0))
+        client = command_client(link.settings(timeout_s=10.0))
 
         async def ask(number: int) -> None:
             word = b"word-%d" % number
@@ -72,7 +73,7 @@ async def test_a_burst_beyond_the_pool_waits_its_turn_or_fails_in_time(
 ) -> None:
     """C68, R-16: 500 commands at once on eight connections, then against a server that pauses."""
     async with SlowLink(valkey.socket_path) as link:
-        client = command_client(link.settings(timeout_s=5.0))
+        client = command_client(link.settings(timeout_s=10.0))
         burst = [run_command(client, "ECHO", str(number)) for number in range(500)]
         assert await asyncio.gather(*burst) == [str(number).encode() for number in range(500)]
         assert len(link.connects_s) <= 8
@@ -80,13 +81,15 @@ async def test_a_burst_beyond_the_pool_waits_its_turn_or_fails_in_time(
         impatient = command_client(link.settings(timeout_s=0.05))
         await run_command(impatient, "PING")
         link.delay_s = lambda: 0.5
-        began_s = time.monotonic()
-        results = await asyncio.gather(
-            *(run_command(impatient, "ECHO", str(number)) for number in range(500)),
-            return_exceptions=True,
-        )
+        async with RunningClock() as clock:
+            began_s = clock()
+            results = await asyncio.gather(
+                *(run_command(impatient, "ECHO", str(number)) for number in range(500)),
+                return_exceptions=True,
+            )
+            took_s = clock() - began_s
         assert all(isinstance(one, STORE_ERRORS) for one in results)
-        assert time.monotonic() - began_s < 5
+        assert took_s < 5
         link.delay_s = float
 
         async def answers() -> bool:
@@ -95,7 +98,7 @@ async def test_a_burst_beyond_the_pool_waits_its_turn_or_fails_in_time(
             except STORE_ERRORS:
                 return False
 
-        end_s = time.monotonic() + 5
+        end_s = time.monotonic() + 60
         while not await answers():
             assert time.monotonic() < end_s
             await asyncio.sleep(0.02)
@@ -113,7 +116,7 @@ async def test_routers_come_back_one_by_one_after_an_outage(
         mirrors = [
             await stack.enter_async_context(
                 Mirror(
-                    link.settings(timeout_s=1.0),
+                    link.settings(timeout_s=10.0),
                     RouterId(f"r{number}"),
                     clock=time.monotonic,
                     rng=Random(number),
@@ -134,9 +137,7 @@ async def test_routers_come_back_one_by_one_after_an_outage(
         assert len(dialled) >= 8
         up_s = loop.time()
         own_server.start()
-        await eventually(
-            lambda: all(one.freshness()[0] is Rung.LIVE for one in mirrors), timeout_s=15
-        )
+        await eventually(lambda: all(one.freshness()[0] is Rung.LIVE for one in mirrors))
         back_s = sorted(one - up_s for one in link.connects_s if one >= up_s)
         widest = max(sum(begin_s <= one < begin_s + 0.1 for one in back_s) for begin_s in back_s)
         assert widest <= 16  # of up to three connections each
@@ -149,7 +150,7 @@ async def test_a_replica_in_grace_is_not_taken_for_another_life_of_it(
     """R-18: a registration of another generation voids what was known, before any block comes."""
     mirror = await redis_backend.mirror()
     await redis_backend.writer.register(record())
-    assert await mirror.settle(5)
+    assert await mirror.settle(30)
     await redis_backend.lapse(A)
     await redis_backend.writer.register(record(generation="g2"))
     await eventually(lambda: mirror.replicas()[A].record.generation == "g2")

@@ -35,6 +35,7 @@ from state.store import StateError
 from state.timing import MirrorTiming, StoreTiming
 from support.announced import BASE, IDENTITY, chain, page
 from support.fleet_state import A, batch, blocks, record
+from support.running_clock import RunningClock
 from support.slow_link import SlowLink
 from support.state_backend import FAST_ROUNDS
 from support.valkey import ValkeyProcess, eventually
@@ -64,10 +65,10 @@ async def test_a_slow_server_ages_the_view_and_costs_a_reader_nothing(
     await writer.register(record())
     async with (
         SlowLink(valkey.socket_path, lambda: 0.05) as link,
-        _mirror(link.settings(timeout_s=1.0)) as mirror,
+        _mirror(link.settings(timeout_s=10.0)) as mirror,
     ):
         await writer.apply([batch(1, stored=blocks(1))])
-        assert await mirror.settle(10)
+        assert await mirror.settle(30)
         ages_s = []
         for number in range(2, 60):
             await writer.apply([batch(number, stored=blocks(number))])
@@ -77,7 +78,7 @@ async def test_a_slow_server_ages_the_view_and_costs_a_reader_nothing(
             assert mirror.overlap(blocks(1))[A].gpu_blocks == 1
             await asyncio.sleep(0.005)
         assert max(ages_s) >= 0.1
-        assert await mirror.settle(10)
+        assert await mirror.settle(30)
         assert mirror.overlap(blocks(*range(1, 60)))[A].gpu_blocks == 59
         assert mirror.failures == 0
 
@@ -98,13 +99,14 @@ async def test_a_flapping_server_makes_a_line_per_transition_and_few_of_them(
         backoff_cap_s=0.1,
     )
     async with (
+        RunningClock() as clock,
         SlowLink(valkey.socket_path) as link,
-        _mirror(link.settings(timeout_s=0.1), timing=timing) as mirror,
+        _mirror(link.settings(timeout_s=0.1), timing=timing, clock=clock) as mirror,
     ):
         await eventually(lambda: mirror.freshness()[0] is Rung.LIVE)
-        link.delay_s = lambda: 0.12 if time.monotonic() % 0.8 < 0.4 else 0.01
-        end_s = time.monotonic() + 4
-        while time.monotonic() < end_s:
+        link.delay_s = lambda: 0.12 if clock() % 0.8 < 0.4 else 0.01
+        end_s = clock() + 4
+        while clock() < end_s:
             assert list(mirror.replicas()) == [A]
             await asyncio.sleep(0.01)
         assert mirror.failures > 5
@@ -150,7 +152,8 @@ async def test_after_a_flush_under_load_the_sidecar_announces_once_and_all_is_wa
 
     loading = asyncio.create_task(load())
     try:
-        await eventually(lambda: warmth(mirror) == warmth(other) == 200)
+        # A mirror may know the blocks before their writer has the answer, and counts.
+        await eventually(lambda: registered and warmth(mirror) == warmth(other) == 200)
         before = mirror.snapshots, len(registered)
         await valkey.flush()
         await eventually(lambda: len(registered) > before[1])
@@ -160,7 +163,7 @@ async def test_after_a_flush_under_load_the_sidecar_announces_once_and_all_is_wa
         assert len(registered) == before[1] + 1
         assert mirror.snapshots - before[0] <= 2
         late = await redis_backend.mirror("late")
-        assert await late.settle(5)
+        assert await late.settle(30)
         assert warmth(late) == 200
     finally:
         for task in (loading, running):
@@ -190,7 +193,7 @@ async def test_lost_scripts_are_sent_again_for_every_kind_of_call(
     assert await writer.heartbeat(record(), ReplicaLoad(running=1)) is Fence.HELD
     await flush()
     late = await redis_backend.mirror("late")
-    assert await late.settle(5)
+    assert await late.settle(30)
     assert late.overlap(blocks(1))[A].gpu_blocks == 1
     assert late.foreign_leases() == {A: LeaseTotals(inflight=1)}
     await flush()
@@ -205,7 +208,7 @@ async def test_a_read_only_server_fails_writes_and_is_read_on(own_server: Valkey
     await writer.register(record())
     await writer.apply([batch(1, stored=blocks(1))])
     async with _mirror(own_server.settings) as mirror:
-        assert await mirror.settle(5)
+        assert await mirror.settle(30)
         await own_server.command("REPLICAOF", "127.0.0.1", "1")
         for attempt in (
             writer.register(record()),
@@ -233,11 +236,11 @@ async def test_after_a_failover_writers_and_mirrors_dial_again(
     """R-08: the old primary lives on as a replica; its address leads to the new one by now."""
     await valkey.flush()
     async with SlowLink(own_server.socket_path) as link:
-        client = command_client(link.settings(timeout_s=1.0))
+        client = command_client(link.settings(timeout_s=10.0))
         writer = RedisWriter(client, clock=time.monotonic, rng=Random(1))
         await writer.register(record())
-        async with _mirror(link.settings(timeout_s=1.0)) as mirror:
-            assert await mirror.settle(5)
+        async with _mirror(link.settings(timeout_s=10.0)) as mirror:
+            assert await mirror.settle(30)
             await own_server.command("REPLICAOF", "127.0.0.1", "1")
             link.target = valkey.socket_path
             with pytest.raises(StateError):
@@ -275,8 +278,8 @@ async def test_no_clock_is_compared_with_that_of_another_host(
         await behind.register(record())
         ahead.publish_leases({A: LeaseTotals(inflight=2)})
         end_s = time.monotonic() + 1.5
-        assert await ahead.settle(5)
-        assert await back.settle(5)
+        assert await ahead.settle(30)
+        assert await back.settle(30)
         while time.monotonic() < end_s:
             await behind.heartbeat(record(), ReplicaLoad(running=1))
             for mirror in (ahead, back):
@@ -284,7 +287,7 @@ async def test_no_clock_is_compared_with_that_of_another_host(
                 assert mirror.freshness()[0] is Rung.LIVE
             assert back.foreign_leases() == {A: LeaseTotals(inflight=2)}
             await asyncio.sleep(0.05)
-        await eventually(lambda: not ahead.replicas() and not back.replicas(), timeout_s=3)
+        await eventually(lambda: not ahead.replicas() and not back.replicas())
 
 
 async def test_a_router_that_starts_on_more_than_it_may_hold_stays_within_its_bound(
@@ -296,13 +299,13 @@ async def test_a_router_that_starts_on_more_than_it_may_hold_stays_within_its_bo
     await redis_backend.writer.apply([batch(1, stored=blocks(*numbers))])
     mirror = await redis_backend.mirror()
     mirror.limit_memory(MIN_BYTES)
-    assert await mirror.settle(10)
+    assert await mirror.settle(30)
     before = mirror.figures()
     assert before.index_bytes <= MIN_BYTES
     assert mirror.holdings()[A].blocks + before.evicted_blocks == 12_000
     await redis_backend.writer.apply([batch(2, removed=blocks(*range(3000)))])
     await redis_backend.writer.apply([batch(3, stored=blocks(*range(20_000, 20_100)))])
-    assert await mirror.settle(10)
+    assert await mirror.settle(30)
     await asyncio.sleep(0.3)
     assert mirror.overlap(blocks(*range(20_000, 20_100)))[A].gpu_blocks == 100
     assert mirror.figures().snapshots == before.snapshots
@@ -338,8 +341,11 @@ async def test_a_copy_that_is_too_old_is_not_believed_until_the_server_is_back(
             assert age_s >= {Rung.STALE: 0.4, Rung.LOCAL: 1.0}.get(rung, 0.0)
         return rung
 
-    async with _mirror(own_server.settings, timing=timing) as mirror:
-        assert await mirror.settle(5)
+    async with (
+        RunningClock() as clock,
+        _mirror(own_server.settings, timing=timing, clock=clock) as mirror,
+    ):
+        assert await mirror.settle(30)
         assert note(mirror) is Rung.LIVE
         own_server.freeze()
         try:

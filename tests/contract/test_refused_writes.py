@@ -17,6 +17,7 @@ from state.redis_writer import RedisWriter
 from state.store import StateError
 from state.timing import StoreTiming
 from support.fleet_state import A, batch, blocks, record
+from support.running_clock import RunningClock
 from support.state_backend import SOON_STALE
 from support.valkey import ValkeyProcess, eventually
 
@@ -41,18 +42,20 @@ async def test_a_server_that_refuses_writes_empties_no_fleet(
     refuse, allow = _REFUSALS[refusal]
     client = command_client(own_server.settings)
     writer = RedisWriter(client, clock=time.monotonic, rng=Random(1), timing=_STORE_TIMING)
-    mirror = Mirror(
-        own_server.settings,
-        RouterId("r1"),
-        clock=time.monotonic,
-        rng=Random(3),
-        timing=_TIMING,
-        store_timing=_STORE_TIMING,
-    )
-    async with mirror:
+    async with (
+        RunningClock() as clock,
+        Mirror(
+            own_server.settings,
+            RouterId("r1"),
+            clock=clock,
+            rng=Random(3),
+            timing=_TIMING,
+            store_timing=_STORE_TIMING,
+        ) as mirror,
+    ):
         await writer.register(record())
         await writer.apply([batch(1, stored=blocks(1))])
-        assert await mirror.settle(5)
+        assert await mirror.settle(30)
         await own_server.command(*refuse)
         with pytest.raises(StateError) as failed:
             await writer.apply([batch(2, stored=blocks(2))])
@@ -69,7 +72,8 @@ async def test_a_server_that_refuses_writes_empties_no_fleet(
         await eventually(lambda: not mirror.replicas())  # it sends no heartbeats: now that counts
     await client.aclose()
     lines = [entry.message for entry in caplog.records if entry.name == "state.mirror"]
-    assert [line.split(",")[0].rsplit(" ", 1)[-1] for line in lines] == ["live", "stale", "live"]
+    told = [line.split(",")[0].rsplit(" ", 1)[-1] for line in lines]
+    assert told == ["live", "stale", "live"]
     assert refusal in lines[1]
     for text in (str(failed.value), *lines):
         assert text.isprintable()

@@ -85,7 +85,7 @@ async def test_a_swap_begins_a_new_life_and_leaves_no_copy(redis_backend: RedisB
     mirror = await redis_backend.mirror()
     await writer.register(record())
     await writer.apply([batch(1, stored=blocks(1, 2))])
-    assert await mirror.settle(5)
+    assert await mirror.settle(30)
     before = mirror.snapshots
     clock.now_s += 23.9 * _HOUR_S
     await writer.copy([batch(0, stored=blocks(1, 2), is_clear=True)])
@@ -97,7 +97,7 @@ async def test_a_swap_begins_a_new_life_and_leaves_no_copy(redis_backend: RedisB
     assert await _ttl_s(redis_backend, _SET) >= 0.8 * _HOUR_S - 5
     late = await redis_backend.mirror("r2")
     for one in (mirror, late):
-        assert await one.settle(5)
+        assert await one.settle(30)
         assert one.overlap(blocks(1, 2, 3))[A].gpu_blocks == 3
     assert mirror.snapshots == before
 
@@ -176,7 +176,9 @@ async def test_a_sidecar_renews_before_the_cap_and_no_router_sees_the_replica_co
     redis_backend: RedisBackend, valkey: ValkeyProcess
 ) -> None:
     """Several caps pass while blocks come and go; the same generation lives through all."""
-    patient = command_client(RedisSettings(url=valkey.url, command_timeout_s=5.0))
+    patient = command_client(
+        RedisSettings(url=valkey.url, command_timeout_s=10.0, connect_timeout_s=10.0)
+    )
     writer = _CountingWriter(patient, clock=time.monotonic, rng=Random(1))
     identity = ModelIdentity(model="m", block_tokens=1)
     folder = PageFolder(identity, 1)
@@ -202,7 +204,7 @@ async def test_a_sidecar_renews_before_the_cap_and_no_router_sees_the_replica_co
     running = asyncio.create_task(subject.run())
     try:
         await eventually(lambda: bool(mirror.overlap(chain)))
-        assert await mirror.settle(5)
+        assert await mirror.settle(30)
         generation, before = mirror.replicas()[A].record.generation, mirror.snapshots
         end_s, number = time.monotonic() + 2.6, 1000
         while time.monotonic() < end_s:
@@ -214,7 +216,7 @@ async def test_a_sidecar_renews_before_the_cap_and_no_router_sees_the_replica_co
         await asyncio.sleep(0.05)  # the last flush
         late = await redis_backend.mirror("late")
         for one in (mirror, late):
-            assert await one.settle(5)
+            assert await one.settle(30)
             assert one.holdings()[A].blocks == sum(map(len, folder.resident().values()))
             assert one.overlap(chain)[A].gpu_blocks == 100
             assert one.replicas()[A].record.generation == generation
@@ -247,7 +249,7 @@ async def test_after_a_whole_life_every_key_has_a_time_to_live_within_its_bound(
 ) -> None:
     """I-8: SCAN over all that registering, storing, clearing, leases and late writes left."""
     writer, client = redis_backend.open_writer(timing=StoreTiming()), redis_backend.client
-    mirror = await redis_backend.mirror()
+    mirror = await redis_backend.mirror(store_timing=StoreTiming())
     mirror.publish_leases({A: LeaseTotals(inflight=1)})
     for replica in (A, B):
         await writer.register(record(replica))
@@ -264,7 +266,7 @@ async def test_after_a_whole_life_every_key_has_a_time_to_live_within_its_bound(
     await writer.apply([batch(6, stored=blocks(9), replica=B)])  # a paused sidecar's late write
     await writer.deregister(B, Generation("g2"))
     await writer.heartbeat(record(A), ReplicaLoad(running=1), ReplicaFacts(page_tokens=16))
-    assert await mirror.settle(5)
+    assert await mirror.settle(30)
     seen, cursor = set(), b"0"
     while True:
         cursor, keys = await run_command(client, "SCAN", cursor, "COUNT", 10)

@@ -254,7 +254,7 @@ async def test_a_purge_takes_one_scope_out_of_the_store_and_of_every_mirror(
     await redis.writer.apply([_of(doomed, batch(3, stored=blocks(7), tier=Tier.DISK))])
     readers = [await redis.reader("r1"), await redis.reader("r2")]
     for reader in readers:
-        assert await reader.settle(5)
+        assert await reader.settle(30)
         assert len(await redis.overlap(reader, many)) == 2
     client = redis.client
     purged = await purge_namespaces(client, (A, B), {doomed})
@@ -267,14 +267,14 @@ async def test_a_purge_takes_one_scope_out_of_the_store_and_of_every_mirror(
             assert not await run_command(client, "EXISTS", keys.residency(suffix))
         assert await run_command(client, "PTTL", keys.changes) > 0
     for reader in readers:
-        assert await reader.settle(5)
+        assert await reader.settle(30)
         assert await redis.overlap(reader, many) == {}
         assert await redis.overlap(reader, blocks(7)) == {}
         assert len(await redis.overlap(reader, blocks(1, 2))) == 2
         assert reader.holdings()[A].blocks == 2
     await redis.writer.apply([batch(4, stored=blocks(3))])
     for reader in readers:
-        assert await reader.settle(5)
+        assert await reader.settle(30)
         found = await redis.overlap(reader, blocks(1, 2, 3))
         assert found[A].gpu_blocks == 3
     assert (await purge_namespaces(client, (A, B), {doomed})).keys == 0

@@ -112,7 +112,7 @@ async def test_blocks_of_requests_that_were_under_way_go_too(stand: Stand) -> No
     async with stand.epochs.lock:  # nothing is taken away meanwhile
         await stand.backend.writer.apply([late])
         assert await stand.held() == 2
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(20):
         while await stand.held() != 1:  # noqa: ASYNC110 - the store is polled
             await asyncio.sleep(0.01)
 

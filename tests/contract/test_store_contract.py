@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 async def _settled(backend: Backend, router: str = "r1") -> FleetReader:
     reader = await backend.reader(router)
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     return reader
 
 
@@ -26,7 +26,7 @@ async def test_a_registered_replica_is_seen_with_its_load(backend: Backend) -> N
     await backend.writer.register(record())
     load = ReplicaLoad(running=3, queued=0)
     assert await backend.writer.heartbeat(record(), load) is Fence.HELD
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     state = reader.replicas()[A]
     assert (state.record, state.load) == (record(), load)
     assert reader.freshness()[0] is Rung.LIVE
@@ -36,7 +36,7 @@ async def test_a_snapshot_of_the_fleet_does_not_change(backend: Backend) -> None
     reader = await _settled(backend)
     before = reader.replicas()
     await backend.writer.register(record())
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     assert before == {}
 
 
@@ -77,14 +77,14 @@ async def test_residency_follows_the_changes_in_order(backend: Backend) -> None:
     await backend.writer.apply(
         [batch(1, stored=blocks(1, 2, 3)), batch(2, stored=blocks(4), removed=blocks(3))]
     )
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     assert (await backend.overlap(reader, blocks(1, 2, 3, 4)))[A].gpu_blocks == 2
     await backend.writer.apply([batch(3, stored=blocks(3))])
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     assert (await backend.overlap(reader, blocks(1, 2, 3, 4)))[A].gpu_blocks == 4
     await backend.writer.apply([batch(4, stored=blocks(1), is_clear=True)])
     for view in (reader, await _settled(backend, "r2")):
-        assert await view.settle(5)
+        assert await view.settle(30)
         assert (await backend.overlap(view, blocks(1, 2, 3, 4)))[A].gpu_blocks == 1
 
 
@@ -115,7 +115,7 @@ async def test_a_new_generation_starts_with_nothing_resident(backend: Backend) -
     reader = await _settled(backend)
     assert await backend.overlap(reader, blocks(1))
     await backend.writer.register(record(generation="g2"))
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     assert await backend.overlap(reader, blocks(1)) == {}
 
 
@@ -124,10 +124,10 @@ async def test_a_late_write_of_a_dead_generation_has_no_effect(backend: Backend)
     reader = await _settled(backend)
     await backend.writer.register(record(generation="g2"))
     await backend.writer.apply([batch(1, stored=blocks(1), generation="g2")])
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     await backend.writer.apply([batch(2, stored=blocks(2)), batch(3, is_clear=True)])
     for view in (reader, await _settled(backend, "r2")):
-        assert await view.settle(5)
+        assert await view.settle(30)
         assert (await backend.overlap(view, blocks(1, 2)))[A].gpu_blocks == 1
         assert await backend.overlap(view, blocks(2)) == {}
 
@@ -139,10 +139,10 @@ async def test_the_same_generation_registers_again_and_keeps_its_residency(
     await backend.writer.apply([batch(1, stored=blocks(1))])
     reader = await _settled(backend)
     await backend.lapse(A)
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     assert (reader.replicas(), await backend.overlap(reader, blocks(1))) == ({}, {})
     await backend.writer.register(record(sidecar="s2"))
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     assert (await backend.overlap(reader, blocks(1)))[A].gpu_blocks == 1
 
 
@@ -153,13 +153,13 @@ async def test_deregistering_leaves_nothing_and_a_dead_generation_cannot(
     await backend.writer.apply([batch(1, stored=blocks(1), generation="g2")])
     reader = await _settled(backend)
     await backend.writer.deregister(A, Generation("g1"))
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     assert A in reader.replicas()
     await backend.writer.deregister(A, Generation("g2"))
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     assert (reader.replicas(), await backend.overlap(reader, blocks(1))) == ({}, {})
     await backend.writer.register(record(generation="g2"))
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     assert await backend.overlap(reader, blocks(1)) == {}
 
 
@@ -168,11 +168,11 @@ async def test_a_batch_of_many_blocks_arrives_whole(backend: Backend) -> None:
     await backend.writer.register(record())
     reader = await _settled(backend)
     await backend.writer.apply([batch(1, stored=many)])
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     assert (await backend.overlap(reader, many))[A].gpu_blocks == 10_000
     await backend.writer.apply([batch(2, stored=blocks(10_000), removed=many[5_000:])])
     for view in (reader, await _settled(backend, "r2")):
-        assert await view.settle(5)
+        assert await view.settle(30)
         assert (await backend.overlap(view, many))[A].gpu_blocks == 5_000
 
 
@@ -181,11 +181,11 @@ async def test_routers_see_the_sum_of_the_others_leases(backend: Backend) -> Non
     first.publish_leases({A: LeaseTotals(inflight=2, uncached_tokens=70)})
     second.publish_leases({A: LeaseTotals(inflight=1), B: LeaseTotals(inflight=5)})
     for reader in (first, second, third, first):
-        assert await reader.settle(5)
+        assert await reader.settle(30)
     assert first.foreign_leases() == {A: LeaseTotals(inflight=1), B: LeaseTotals(inflight=5)}
-    assert await third.settle(5)
+    assert await third.settle(30)
     assert third.foreign_leases()[A] == LeaseTotals(inflight=3, uncached_tokens=70)
     first.publish_leases({})
-    assert await first.settle(5)
-    assert await third.settle(5)
+    assert await first.settle(30)
+    assert await third.settle(30)
     assert third.foreign_leases()[A] == LeaseTotals(inflight=1)

@@ -63,7 +63,7 @@ async def test_blocks_that_come_and_go_reach_a_plateau(
                 changes = batch(step + 1, stored=fresh, removed=gone, generation=generation)
                 await writer.apply([changes])
                 if step >= full and step % full == 0:
-                    assert await mirror.settle(20)
+                    assert await mirror.settle(30)
                     used_bytes.append(await _used_bytes(own_server))
                     index_bytes.append(mirror.figures().index_bytes)
                     assert mirror.holdings()[A].blocks == HELD_BLOCKS
@@ -90,12 +90,12 @@ async def test_a_prompt_of_a_hundred_thousand_blocks_goes_in_pieces(
     assert sum(stored) == 16 * len(chain)
     assert max(len(values[1]) for _, values in entries) <= ENTRY_BYTES
     mirror = await redis_backend.mirror()
-    assert await mirror.settle(20)
+    assert await mirror.settle(30)
     began_s = time.thread_time()
     assert mirror.overlap(chain)[A].gpu_blocks == len(chain)
     assert time.thread_time() - began_s < 1.0
     reader = await redis_backend.direct("r2")
-    assert await reader.settle(20)
+    assert await reader.settle(30)
     found = await redis_backend.overlap(reader, chain)
     assert found[A].gpu_blocks == 29_184  # so many are asked for at most
 
@@ -112,14 +112,14 @@ async def test_a_server_that_ends_connections_with_much_to_read_is_read_in_small
     async with (
         SlowLink(own_server.socket_path) as link,
         Mirror(
-            link.settings(timeout_s=1.0),
+            link.settings(timeout_s=10.0),
             RouterId("r"),
             clock=time.monotonic,
             rng=Random(2),
             timing=FAST_ROUNDS,
         ) as mirror,
     ):
-        assert await mirror.settle(10)
+        assert await mirror.settle(30)
         snapshots = mirror.snapshots
         link.delay_s = lambda: 0.2  # meanwhile many entries come
         for number in range(2, 22):
@@ -127,7 +127,7 @@ async def test_a_server_that_ends_connections_with_much_to_read_is_read_in_small
             fresh = tuple(map(block, range(first, first + MAX_CHUNK_BLOCKS)))
             await writer.apply([batch(number, stored=fresh)])
         link.delay_s = float
-        await eventually(lambda: mirror.holdings()[A].blocks == 20 * MAX_CHUNK_BLOCKS + 1, 20)
+        await eventually(lambda: mirror.holdings()[A].blocks == 20 * MAX_CHUNK_BLOCKS + 1)
         assert mirror.failures > 0  # the server did end connections
         assert mirror.snapshots == snapshots
     await client.aclose()
@@ -139,7 +139,7 @@ async def test_connections_that_the_server_kills_lose_no_change(
     """R-14, R-23: CLIENT KILL of every client, again and again, while blocks come and go."""
     await redis_backend.writer.register(record())
     mirror = await redis_backend.mirror()
-    assert await mirror.settle(5)
+    assert await mirror.settle(30)
     snapshots = mirror.snapshots
     client = command_client(valkey.settings)
     writer = RedisWriter(client, clock=time.monotonic, rng=Random(3), timing=LASTING)
@@ -150,7 +150,7 @@ async def test_connections_that_the_server_kills_lose_no_change(
             await asyncio.sleep(0.02)
             killed = await valkey.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             assert killed > 0
-    assert await mirror.settle(10)
+    assert await mirror.settle(30)
     assert mirror.overlap(blocks(*range(91, 101)))[A].gpu_blocks == 10
     assert mirror.holdings()[A].blocks == 10
     assert mirror.snapshots == snapshots  # the stream goes on where it was

@@ -68,7 +68,7 @@ async def test_writes_to_a_full_server_are_dropped_counted_and_told_once(
             assert sorted(line.name for line in told) == ["state.mirror", "warmroute.sidecar"]
             assert all("OutOfMemory" in line.getMessage() for line in told)
             await own_server.command("CONFIG", "SET", "maxmemory", "0")
-            await eventually(lambda: mirror.overlap(_CHAIN)[A].gpu_blocks == 2, timeout_s=10)
+            await eventually(lambda: mirror.overlap(_CHAIN)[A].gpu_blocks == 2)
             await eventually(lambda: mirror.freshness()[0] is Rung.LIVE)
     finally:
         running.cancel()
@@ -97,9 +97,9 @@ async def test_settings_that_lose_or_refuse_are_warned_of_at_the_start(
     await own_server.command("CONFIG", "SET", "maxmemory", limit)
     await own_server.command("CONFIG", "SET", "maxmemory-policy", policy)
     async with _mirror(own_server) as mirror:
-        assert await mirror.settle(5)
+        assert await mirror.settle(30)
         await own_server.command("CLIENT", "KILL", "TYPE", "normal")
-        await mirror.settle(5)
+        await mirror.settle(30)
         await eventually(lambda: mirror.freshness()[0] is Rung.LIVE)
     warned = [line.getMessage() for line in caplog.records if line.name == "state.eviction_check"]
     assert len(warned) == (said != "")
@@ -111,6 +111,6 @@ async def test_every_node_of_a_cluster_is_looked_at_and_the_same_is_said_once(
 ) -> None:
     await valkey_cluster.flush()
     async with _mirror(valkey_cluster) as mirror:
-        assert await mirror.settle(5)
+        assert await mirror.settle(30)
     warned = [line for line in caplog.records if line.name == "state.eviction_check"]
     assert len(warned) == 1

@@ -105,7 +105,7 @@ class _Script:
 
 
 async def _answers(backend: Backend, reader: FleetReader) -> tuple[object, ...]:
-    assert await reader.settle(5)
+    assert await reader.settle(30)
     overlaps = [dict(await backend.overlap(reader, probe)) for probe in _PROBES]
     return (dict(reader.replicas()), *overlaps)
 
@@ -168,5 +168,5 @@ async def test_a_snapshot_taken_while_changes_pour_in_converges(
         )
         await writer.apply([change])
     for mirror in mirrors:
-        assert await mirror.settle(10)
+        assert await mirror.settle(30)
         assert mirror._residency.blocks(A, Tier.GPU) == set(map(block, held))

@@ -35,7 +35,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> tls.Authority:
 
 
 def _mirror(url: str) -> Mirror:
-    settings = RedisSettings(url=url, command_timeout_s=2.0, connect_timeout_s=2.0)
+    settings = RedisSettings(url=url, command_timeout_s=10.0, connect_timeout_s=10.0)
     return Mirror(settings, RouterId("r"), clock=time.monotonic, rng=Random(1), timing=FAST_ROUNDS)
 
 
@@ -53,12 +53,14 @@ def test_a_store_behind_tls_is_used_like_any_other(
         async with TlsFront(valkey.socket_path, context) as front:
             query = f"ca={authority.ca}&cert={own.certificate}&key={own.key}"
             url = f"rediss://127.0.0.1:{front.port}/0?{query}"
-            client = command_client(RedisSettings(url=url, command_timeout_s=2.0))
+            client = command_client(
+                RedisSettings(url=url, command_timeout_s=10.0, connect_timeout_s=10.0)
+            )
             writer = RedisWriter(client, clock=time.monotonic, rng=Random(1))
             await writer.register(record())
             await writer.apply([batch(1, stored=blocks(1, 2))])
             async with _mirror(url) as mirror:
-                assert await mirror.settle(5)
+                assert await mirror.settle(30)
                 assert mirror.freshness()[0] is Rung.LIVE
                 assert mirror.overlap(blocks(1, 2))[A].gpu_blocks == 2
                 assert sum(mirror.figures().faults.values()) == 0

@@ -48,7 +48,7 @@ from state.redis_writer import RedisWriter
 from support.fleet_state import A, B, batch, blocks, record
 
 async def main():
-    settings = RedisSettings(url=sys.argv[1], command_timeout_s=5.0)
+    settings = RedisSettings(url=sys.argv[1], command_timeout_s=10.0, connect_timeout_s=10.0)
     client = command_client(settings)
     writer = RedisWriter(client, clock=time.monotonic, rng=random.Random(1))
     await writer.register(record(A, generation="next"))
@@ -80,7 +80,7 @@ async def test_versions_side_by_side_see_nothing_of_each_other(
     await redis_backend.writer.apply([batch(1, stored=blocks(1, 2))])
     mirror = await redis_backend.mirror()
     mirror.publish_leases({A: LeaseTotals(inflight=3)})
-    assert await mirror.settle(5)
+    assert await mirror.settle(30)
     other = subprocess.Popen(  # noqa: ASYNC220 - its pipes are used in threads
         [sys.executable, "-c", _NEXT_VERSION, valkey.url],
         stdin=subprocess.PIPE,
@@ -97,7 +97,7 @@ async def test_versions_side_by_side_see_nothing_of_each_other(
             "leases": 0,
             "malformed": 0,
         }
-        assert await mirror.settle(5)
+        assert await mirror.settle(30)
         seen = {name: one.record.generation for name, one in mirror.replicas().items()}
         assert seen == {A: "g1"}
         assert mirror.overlap(blocks(1, 2))[A].gpu_blocks == 2

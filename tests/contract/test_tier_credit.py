@@ -64,7 +64,7 @@ class Asked:
 
     async def decide(self) -> Decision:
         """Return a decision on ``PROMPT``; nothing of it stays behind."""
-        assert await self._reader.settle(5)
+        assert await self._reader.settle(30)
         chooser = self._choosing.chooser
         routed = chooser.route(prompt_for(PROMPT))
         if isinstance(self._reader, DirectReader):

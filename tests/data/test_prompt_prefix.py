@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt.boundary import shape_of
-from prompt.codec import TokenizerCodec, load_codec
+from prompt.codec import load_codec
 from prompt.engine import Engine, load_pipeline
 from prompt.model import TemplateFailureError
 from prompt.segment import SegmentCache
+from prompt.tokenizer_codec import TokenizerCodec
 from prompt.turn import ChatTurns
 from state.prefix import pack_tokens
 from support.data import data_file, json_lines, unpacked

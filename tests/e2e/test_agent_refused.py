@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from state.store import StateError
 from support.dials import Dials
-from support.kv_engine import KvEngine, free_port
+from support.kv_engine import KvEngine
+from support.port import free_port
 from support.sidecar import Fleet, eventually, settings_for, sidecar
 
 if TYPE_CHECKING:

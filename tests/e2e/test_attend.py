@@ -14,6 +14,7 @@ import pytest_asyncio
 from support.attended import FOLLOW_S, Served, attended_pids, has_ended, serve_addresses
 from support.conversation import ask, sdk
 from support.fleet import MODEL, FleetPlan, LocalFleet, until
+from support.news import News
 from support.tokenizer import write_tokenizer
 from warmroute.attend import POLL_S
 
@@ -28,8 +29,6 @@ PAGE_TOKENS = 64
 TEXT = "quick brown foxes jump over lazy dogs " * 60
 HEARTBEATS_S = 1.5
 """Until a sidecar that another one took over notices."""
-NEWS_S = 0.3
-"""More than events take to reach the router."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -56,13 +55,16 @@ async def served(fleet: LocalFleet) -> Served:
 
 async def test_second_turns_are_predicted_to_the_page(served: Served) -> None:
     """A59: two addresses are all that a router needs for exact predictions."""
+    news = News(served.fleet, served.router, PAGE_TOKENS)
+    await news.begin()
     async with sdk(served.router.url) as client:
         for number in range(6):
             turns = [("user", f"{number} {TEXT}")]
             first = await ask(client, MODEL, turns)
-            await asyncio.sleep(NEWS_S)
+            await news.of(first)
             turns += [("assistant", first.text), ("user", "and then? " * 20)]
             second = await ask(client, MODEL, turns)
+            await news.of(second, first)
             assert second.replica == first.replica
             assert second.cached_tokens >= first.prompt_tokens - PAGE_TOKENS
             for told in (first, second):

@@ -23,9 +23,10 @@ from state.memory import MemoryState
 from state.model import Generation, ModelIdentity, ReplicaId, ReplicaRecord, RouterId, Rung
 from state.rhythm import Backoff
 from state.timing import StoreTiming
-from support.kv_engine import KvEngine, free_port
+from support.kv_engine import KvEngine
 from support.plain_engine import MODEL as PLAIN_MODEL
 from support.plain_engine import PlainEngine
+from support.port import free_port
 from support.sglang_engine import MODEL, SglangEngine
 from support.token_engine import TokenEngine
 from support.tokenizer import write_tokenizer
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STATE_URL = "unix:///run/valkey.sock?password=secret"
-TIMEOUT_S = 8.0
+TIMEOUT_S = 60.0
 
 
 async def eventually(is_so: Callable[[], bool]) -> None:
@@ -55,7 +56,7 @@ class Stand:
 
     def __init__(self, engine: KvEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = engine
-        self.state = MemoryState(time.monotonic, StoreTiming())
+        self.state = MemoryState(time.monotonic, StoreTiming(record_ttl_s=600.0))
         self.config = Config(replicas=(StaticReplica(url=engine.url, name="r1"),))
         self.rung = Rung.LIVE
         self.script = "sleep 60"

@@ -308,7 +308,7 @@ async def test_a_wrong_secret_in_the_configuration_is_not_repeated(
     path.write_text(json.dumps(wrong))
     async with LocalFleet(tmp_path, FleetPlan(replicas=0, routers=0)) as fleet:
         child = fleet.processes.start("broken", "serve", "--config", str(path))
-        assert await asyncio.to_thread(child.process.wait, 30) == 2
+        assert await asyncio.to_thread(child.process.wait, 100) == 2
         said = child.log.read_text() + child.output.read_text()
     assert next(iter(wrong)) in said
     assert CANARY not in said

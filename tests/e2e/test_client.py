@@ -173,7 +173,7 @@ async def test_a_half_closed_client_that_would_have_to_wait_is_taken_for_one_tha
     async with listening(handle=handle) as running:
         client = await running.client()
         client.send(NEXT)
-        await asyncio.sleep(0.02)
+        await running.until_handled(1)
         client.writer.write_eof()
         assert await client.is_closed()
         await running.until_connections(0)
@@ -183,10 +183,10 @@ async def test_a_half_closed_client_that_would_have_to_wait_is_taken_for_one_tha
 @with_both_loops
 async def test_a_client_that_leaves_amid_its_body_cancels_the_handler() -> None:
     async with listening() as running:
-        for leave in ("reset", "close"):
+        for number, leave in enumerate(("reset", "close"), 1):
             client = await running.client()
             client.send(POST + b"Content-Length: 10\r\n\r\nabc")
-            await asyncio.sleep(0.02)
+            await running.until_handled(number)
             if leave == "reset":
                 sock = client.writer.get_extra_info("socket")
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -214,7 +214,7 @@ async def test_a_stopping_server_says_close_and_ends_idle_connections_when_it_cl
             assert (await client.reply()).all(b"connection") == []
         waiting.send(get("/wait"))
         hanging.send(get("/hang"))
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             while len(running.handled) < 4:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         running.server.stop()

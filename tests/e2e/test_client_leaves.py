@@ -15,6 +15,8 @@ from support.stage import EVENT, Actor, Stage, chat_body, post_to, staged_router
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+AT_ONCE_S = 10.0
+"""On a machine that may stand still; what is not noticed at once stays until the answer ends."""
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -74,7 +76,7 @@ async def test_a_client_that_leaves_before_the_head_frees_the_replica(stage: Sta
     await began(stage)
     assert await stage.fleet.inflight() == 1
     await leave(client, gone)
-    assert gone.after_s[0] < 1.0
+    assert gone.after_s[0] < AT_ONCE_S
     await stage.fleet.settled()
     record = await stage.fleet.decision("a29")
     assert (record["status"], record["outcome"]) == (499, "cancelled")
@@ -95,7 +97,7 @@ async def test_a_client_that_leaves_an_unstreamed_answer_is_a_499_and_nobodys_fa
     client.send(post_to(chat_body(stream=False), x_request_id="a30"))
     await began(stage)
     await leave(client, gone)
-    assert gone.after_s[0] < 1.0
+    assert gone.after_s[0] < AT_ONCE_S
     record = await stage.fleet.decision("a30")
     assert (record["status"], record["outcome"]) == (499, "cancelled")
     assert len(record["attempts"]) == 1
@@ -117,7 +119,7 @@ async def test_a_client_that_leaves_after_the_last_event_has_its_answer(stage: S
     client.send(post_to(chat_body(), x_request_id="left-at-the-end"))
     await client.reader.readuntil(b"[DONE]")
     await leave(client, gone)
-    assert gone.after_s[0] < 1.0
+    assert gone.after_s[0] < AT_ONCE_S
     record = await stage.fleet.decision("left-at-the-end")
     assert (record["status"], record["outcome"]) == (200, "done")
     assert record["attempts"][0]["outcome"] == "done"
@@ -139,7 +141,7 @@ async def test_a_client_that_leaves_between_two_slow_tokens_frees_the_replica(
     client.send(post_to(chat_body(), x_request_id="a31"))
     await client.reader.readuntil(EVENT)
     await leave(client, gone)
-    assert gone.after_s[0] < 1.0
+    assert gone.after_s[0] < AT_ONCE_S
     record = await stage.fleet.decision("a31")
     assert record["outcome"] == "cancelled"
     assert record["ttft_s"] is not None

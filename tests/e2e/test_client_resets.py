@@ -46,7 +46,7 @@ async def test_a_client_that_resets_frees_the_replica(tmp_path: Path, *, has_beg
         async def is_noticed() -> bool:
             return bool(gone)
 
-        await until(is_noticed, "the replica's connection closed", 5.0)
+        await until(is_noticed, "the replica's connection closed")
         await stage.fleet.settled()
         record = await stage.fleet.decision("reset")
         assert record["outcome"] == "cancelled"

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.diagnosis import Diagnosis, DiagnosisReport, Kind
 from router.trust import TrustReport, TrustRow
-from support.fleet import FleetPlan, LocalFleet
-from support.reporting_engine import PAGE_TOKENS, ReportingEngine
+from support.fleet import FleetPlan, LocalFleet, until
+from support.reporting_engine import BLOCK_TOKENS, PAGE_TOKENS, ReportingEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 MODEL = "tiny"
 LENGTHS = (336, 656, 1_296, 464, 976, 592)
-BLOCK_TOKENS = 64
 NEWS_S = 0.7
-"""After so long a placement no longer counts, and a proof does."""
+"""After so long a placement no longer counts."""
 MOST_REQUESTS = 150
 """To find a fault, or to trust again."""
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -67,24 +66,30 @@ class Stand:
         self._talks = self._prompts(number)
         self._stack = AsyncExitStack()
         self._sidecars: list[Child] = []
-        self.requests = 0
+        self.asked: list[Asked] = []
 
     async def __aenter__(self) -> Self:
-        for name, engine in self.engines.items():
-            await self._stack.enter_async_context(engine)
-            self._sidecars.append(self.fleet.start_sidecar(name, engine.url))
-        for sidecar in self._sidecars:
-            await sidecar.ready()
-        await self.fleet.all_up(self.fleet.router, 2)
+        async with AsyncExitStack() as stack:
+            for engine in self.engines.values():
+                await stack.enter_async_context(engine)
+            stack.push_async_callback(self._stop_sidecars)
+            for name, engine in self.engines.items():
+                self._sidecars.append(self.fleet.start_sidecar(name, engine.url))
+            for sidecar in self._sidecars:
+                await sidecar.ready()
+            await self.fleet.all_up(self.fleet.router, 2)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _stop_sidecars(self) -> None:
         for sidecar in self._sidecars:
             sidecar.process.terminate()
         for sidecar in self._sidecars:
             await asyncio.to_thread(self.fleet.processes.stop, sidecar)
         await self.fleet.all_up(self.fleet.router, 0)
-        await self._stack.aclose()
 
     @staticmethod
     def _prompts(seed: int) -> Iterator[list[int]]:
@@ -99,20 +104,45 @@ class Stand:
         async with self.fleet.http.post(url, json=body) as answer:
             assert answer.status == 200, await answer.text()
             usage = msgspec.json.decode(await answer.read())["usage"]
-            self.requests += 1
-            return Asked(
+            asked = Asked(
                 tokens,
                 answer.headers["x-warmroute-replica"],
                 int(answer.headers["x-warmroute-predicted-cached-tokens"]),
                 usage["prompt_tokens_details"]["cached_tokens"],
             )
+        self.asked.append(asked)
+        return asked
+
+    async def news(self) -> None:
+        """Wait until the router knows what the engines told, and counts no placement any more."""
+
+        async def is_known() -> bool:
+            seen = await self.fleet.seen()
+            return all(
+                seen[name]["resident_blocks"] >= engine.told_blocks
+                for name, engine in self.engines.items()
+                if engine.has_told_all
+            )
+
+        await until(is_known, "what the engines told")
+        await asyncio.sleep(NEWS_S)
+
+    def proved_blocks(self, replica: str) -> int:
+        """Return how many blocks its reports proved so far, where events told of none."""
+        ends = {
+            tuple(one.tokens[:end])
+            for one in self.asked
+            if one.replica == replica
+            for end in range(BLOCK_TOKENS, one.reported + 1, BLOCK_TOKENS)
+        }
+        return len(ends)
 
     async def talk(self, count: int = 12) -> list[Asked]:
         """Have new talks of two turns, all first ones first; return what the second ones gave."""
         firsts = [next(self._talks) for _ in range(count)]
         for tokens in firsts:
             await self.ask(tokens)
-        await asyncio.sleep(NEWS_S)
+        await self.news()
         return [await self.ask([*tokens, *tokens[:100]]) for tokens in firsts]
 
     async def diagnoses(self) -> list[Diagnosis]:
@@ -142,9 +172,9 @@ class Stand:
 
     async def talk_until(self, wanted: list[Kind]) -> list[Asked]:
         """Have talks until these are the diagnoses; return the last turns."""
-        before, turns = self.requests, []
+        before, turns = len(self.asked), []
         while [one.kind for one in await self.diagnoses()] != wanted:
-            assert self.requests - before < MOST_REQUESTS, await self.trust()
+            assert len(self.asked) - before < MOST_REQUESTS, await self.trust()
             turns = await self.talk()
         return turns
 
@@ -210,7 +240,7 @@ async def test_an_engine_whose_hits_fail_is_found_avoided_and_trusted_again(
     for _ in range(MOST_REQUESTS):
         if (await stand.ask(prompt)).replica == stand.well_name:
             break
-    await asyncio.sleep(NEWS_S)
+    await stand.news()
     assert {(await stand.ask(prompt)).replica for _ in range(4)} == {stand.well_name}
     record = (await stand.fleet.decisions(1))[0]["attempts"][-1]
     assert record["credits"][stand.sick_name] < 0.8
@@ -247,11 +277,16 @@ async def test_events_that_are_cut_are_noticed_and_reports_fill_in(stand: Stand)
     [found] = await stand.diagnoses()
     assert found.replica == stand.sick_name
     assert (await stand.trust())[stand.sick_name].credit == 1.0
-    learned = await stand.samples("warmroute_learned_blocks")
-    assert learned[(stand.sick_name,)] > 0
-    assert learned[(stand.well_name,)] == 0
+    proved_blocks = stand.proved_blocks(stand.sick_name)
+    assert proved_blocks > 0
 
-    await asyncio.sleep(NEWS_S)
+    async def is_learned() -> bool:
+        learned = await stand.samples("warmroute_learned_blocks")
+        assert learned[(stand.well_name,)] == 0
+        return learned[(stand.sick_name,)] == proved_blocks
+
+    await until(is_learned, "what was proved counts")
+    await stand.news()
     proved = [one for one in turns if one.replica == stand.sick_name]
     assert all(one.reported > one.predicted for one in proved)
     again = await stand.ask(proved[-1].tokens)

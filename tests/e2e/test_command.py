@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.fleet import STOP_GRACE_S
 from warmroute.local import Processes
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ async def run_to_end(command: Sequence[str]) -> subprocess.CompletedProcess[str]
         [sys.executable, *command],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
         cwd=ROOT,
     )
@@ -34,7 +35,7 @@ async def run_to_end(command: Sequence[str]) -> subprocess.CompletedProcess[str]
 
 async def test_two_plain_engines_need_nothing_but_their_addresses(tmp_path: Path) -> None:
     """No sidecar, no Redis: the second turn of the openai example finds the first one's cache."""
-    async with Processes(tmp_path) as processes:
+    async with Processes(tmp_path, stop_grace_s=STOP_GRACE_S) as processes:
         workers = [
             processes.start(
                 f"worker-{n}", "worker", "--compute", "synthetic", "--preset", "instant"

@@ -35,7 +35,7 @@ async def _valkey(processes: Processes, remap: Remap) -> None:
         with socket.socket() as sock:
             return sock.connect_ex(("127.0.0.1", port)) == 0
 
-    await fleet.until(is_there, "valkey", 20.0)
+    await fleet.until(is_there, "valkey")
 
 
 async def test_the_commands_of_compose_serve_through_both_routers(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ async def test_the_commands_of_compose_serve_through_both_routers(tmp_path: Path
                 up = [one for one in views if one["up"] and one["source"] == "registered"]
                 return len(up) == 4
 
-            await fleet.until(are_up, f"four replicas at {name}", 30.0)
+            await fleet.until(are_up, f"four replicas at {name}")
             async with http.get(f"{base}/v1/models") as answer:
                 model = (await answer.json())["data"][0]["id"]
             talk = {"model": model, "messages": [{"role": "user", "content": "hello"}]}

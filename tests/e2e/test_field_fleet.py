@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from support.fleet import Router
 
 STUCK = 11
+TIMEOUT_S = 4.0
+"""Of a check. One after the other these would take twice the time that is waited."""
 CHAT = "/v1/chat/completions"
 
 
@@ -50,7 +52,7 @@ async def test_replicas_that_are_stuck_hold_up_neither_a_start_nor_the_checks_of
                 for number, one in enumerate(dialled)
             ]
             replicas.append({"url": good.url, "name": good.name})
-            health = {"interval_s": 0.2, "timeout_s": 1.0}
+            health = {"interval_s": 0.2, "timeout_s": TIMEOUT_S}
             router = await stage.fleet.start_router(replicas=replicas, health=health)
             stage.fleet.routers.append(router)
             await until_standing(stage, "up", router)
@@ -75,7 +77,7 @@ async def until_standing(stage: Stage, wanted: str, router: Router) -> None:
     async def is_so() -> bool:
         return await standing(stage, "good", router) == wanted
 
-    await until(is_so, f"the good one is {wanted}", 8.0)
+    await until(is_so, f"the good one is {wanted}", STUCK * TIMEOUT_S / 2)
 
 
 async def test_a_replica_that_takes_requests_and_drops_them_is_remembered_between_requests(

@@ -19,7 +19,7 @@ from state.schema import ReplicaKeys
 from support.conversation import ask, at_once, sdk
 from support.dials import Dials
 from support.fleet import MODEL, LocalFleet, until
-from support.kv_engine import free_port
+from support.port import free_port
 from support.raw import RawClient
 from support.stage import chat_body, post_to
 

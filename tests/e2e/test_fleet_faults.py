@@ -34,7 +34,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     actors = [Actor("a"), Actor("b")]
     async with staged_router(
-        tmp_path_factory.mktemp("stage"), actors, upstream={"pool_idle_s": 0.2}
+        tmp_path_factory.mktemp("stage"),
+        actors,
+        upstream={"pool_idle_s": 0.2},
+        # What one test lets fail must not eject a replica of the next: with one ejected, one that
+        # fails its checks is asked, too, as half of the fleet is not there (panic).
+        ejection={"most_fraction": 0.0},
     ) as stage:
         yield stage
 
@@ -272,7 +277,7 @@ async def test_a_slow_reader_holds_the_replica_back(stage: Stage) -> None:
     await client.reader.readexactly(1)
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     seen_bytes = -1
-    while sent_bytes != seen_bytes:
+    while sent_bytes != seen_bytes or not sent_bytes:
         seen_bytes = sent_bytes
         await asyncio.sleep(0.3)
     assert 0 < sent_bytes < 32 * 2**20

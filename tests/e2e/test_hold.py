@@ -173,7 +173,7 @@ async def test_a_drain_lets_the_waiting_go_at_once(stage: Stage) -> None:
     silent.let.set()
     for client in (first, second):
         assert (await client.reply()).status == 200
-    assert await asyncio.to_thread(child.process.wait, 10) == 0
+    assert await asyncio.to_thread(child.process.wait, 60) == 0
 
 
 # Workers with a clock.

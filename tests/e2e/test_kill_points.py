@@ -168,13 +168,13 @@ async def test_a_worker_that_died_and_is_back_at_once_is_known_to_be_empty(tmp_p
             seen = (await fleet.seen()).get(replica.name)
             return seen is not None and seen["up"] and not seen["resident_blocks"]
 
-        await until(is_known_to_be_empty, "an empty replica", 5.0)
+        await until(is_known_to_be_empty, "an empty replica")
         await assert_serving_well(fleet, load, 3)
 
         async def is_known_again() -> bool:
             return bool((await fleet.seen())[replica.name]["resident_blocks"] > 40)
 
-        await until(is_known_again, "the blocks of the new life", 5.0)
+        await until(is_known_again, "the blocks of the new life")
 
 
 @pytest.mark.timeout(100)

@@ -19,7 +19,8 @@ from state.memory import MemoryState
 from state.model import ReplicaId, RouterId
 from state.prefix import chain_of, chain_root, pack_tokens
 from state.timing import StoreTiming
-from support.kv_engine import KvEngine, free_port, stored
+from support.kv_engine import KvEngine, stored
+from support.port import free_port
 from support.sidecar import (
     IDENTITY,
     TIMEOUT_S,

@@ -47,14 +47,14 @@ def saying_then_waiting(first: bytes) -> Callable[[Talk], Awaitable[None]]:
     return script
 
 
-async def until_abort_arrives(front: Front) -> float:
-    """Return how long the replica's connection stayed open from now on."""
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    async with asyncio.timeout(2):
-        while front.replica.open:  # noqa: ASYNC110 - observes from outside
+async def until_abort_arrives(front: Front) -> int:
+    """Return how many looks, a millisecond apart, found the replica's connection open."""
+    looks = 0
+    async with asyncio.timeout(20):
+        while front.replica.open:
+            looks += 1
             await asyncio.sleep(0.001)
-    return loop.time() - began_s
+    return looks
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,9 @@ async def test_a_replica_sees_at_once_that_the_client_left(first: bytes, how: st
         client.send(post())
         if first:
             await client.reader.readuntil(b"\r\n\r\n")
-        else:
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(20):
+            while not front.replica.requests:  # noqa: ASYNC110 - observes from outside
+                await asyncio.sleep(0.001)
         assert (front.replica.open, len(front.in_flight)) == (1, 1)
         if how == "half-close":
             client.writer.write_eof()
@@ -80,7 +81,7 @@ async def test_a_replica_sees_at_once_that_the_client_left(first: bytes, how: st
             client.writer.close()
         else:
             client.abort()
-        assert await until_abort_arrives(front) < 0.1
+        assert await until_abort_arrives(front) < 100
         await front.settled()
         await front.disconnected()
         assert front.cancelled == 1
@@ -97,7 +98,7 @@ async def test_a_client_that_leaves_during_the_connect_leaves_nothing_behind() -
             client.abort()
         await front.settled()
         await front.disconnected()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             while front.replica.open:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
@@ -120,7 +121,7 @@ async def test_four_hundred_aborts_leave_no_connection_lease_or_task() -> None:
         await asyncio.sleep(after_s)
         client.abort()
 
-    async with staged(script, UpstreamSettings(connect_timeout_s=5, pool_idle_s=0.01)) as front:
+    async with staged(script, UpstreamSettings(connect_timeout_s=60, pool_idle_s=0.01)) as front:
         tasks = len(asyncio.all_tasks())
         for _ in range(4):
             clients = [await front.client() for _ in range(100)]
@@ -129,7 +130,7 @@ async def test_four_hundred_aborts_leave_no_connection_lease_or_task() -> None:
         await front.settled()
         await front.disconnected()
         await until_abort_arrives(front)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(20):
             while len(asyncio.all_tasks()) > tasks:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert front.errors == []
@@ -178,7 +179,7 @@ async def test_a_cancelled_handler_cuts_the_client_off_when_the_response_had_beg
         reply = await client.reply()
         assert (reply.body, reply.is_complete) == (EVENT, False)
         assert await client.is_closed()
-        assert await until_abort_arrives(front) < 0.1
+        assert await until_abort_arrives(front) < 100
 
 
 @with_both_loops
@@ -223,7 +224,7 @@ async def test_a_slow_reader_holds_the_replica_back_and_costs_no_memory() -> Non
         gc.collect()
         tracemalloc.start()
         held_bytes, peak_unsent_bytes = -1, 0
-        while held_bytes != sent_bytes:  # until the replica is held back
+        while held_bytes != sent_bytes or not peak_unsent_bytes:  # until the replica is held back
             held_bytes = sent_bytes
             await asyncio.sleep(0.1)
             transport = front.connections[0].transport
@@ -233,7 +234,7 @@ async def test_a_slow_reader_holds_the_replica_back_and_costs_no_memory() -> Non
         assert held_bytes < total_bytes
         assert 0 < peak_unsent_bytes < 600 * 1024
         assert peak_bytes < 2 * 1024 * 1024
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             got_bytes = 0
             while got_bytes < total_bytes:
                 got_bytes += len(await client.reader.read(2**20))
@@ -256,8 +257,7 @@ async def test_a_client_that_reads_nothing_is_given_up() -> None:
     async with staged(script, UpstreamSettings(write_stall_timeout_s=0.2)) as front:
         client = await RawClient.connect(front.port, limit_bytes=4096)
         client.send(post())
-        await asyncio.sleep(0.05)
-        assert front.in_flight
+        await front.begun()
         await front.settled()
         await front.disconnected()
         assert [(done.outcome, done.reason) for done in front.relayed] == [
@@ -273,7 +273,7 @@ async def test_a_stalled_client_is_given_up_also_when_the_replica_is_done() -> N
     ) as front:
         client = await RawClient.connect(front.port, limit_bytes=4096)
         client.send(post())
-        await asyncio.sleep(0.05)
+        await front.begun()
         await front.settled()
         assert front.relayed[0].reason == "write_stall"
         client.abort()
@@ -283,7 +283,7 @@ async def test_a_stalled_client_is_given_up_also_when_the_replica_is_done() -> N
 async def test_a_client_that_reads_slowly_is_not_taken_for_one_that_reads_nothing() -> None:
     """A42: one pause lasts longer than the stall limit, and bytes move in it."""
     total_bytes = 600 * 1024
-    settings = UpstreamSettings(write_stall_timeout_s=0.15)
+    settings = UpstreamSettings(write_stall_timeout_s=1.2)
     async with staged(answering(sized(bytes(total_bytes))), settings) as front:
         inner = front.handle
 
@@ -304,6 +304,6 @@ async def test_a_client_that_reads_slowly_is_not_taken_for_one_that_reads_nothin
                 data = await loop.sock_recv(sock, 4096)
                 assert data
                 got_bytes += len(data)
-                await asyncio.sleep(0.004)
+                await asyncio.sleep(0.015)
         await front.settled()
         assert front.relayed[0].outcome == "done"

@@ -120,7 +120,9 @@ async def test_an_engine_that_reports_its_own_death_counts_as_failed() -> None:
 @with_both_loops
 async def test_a_stream_that_falls_silent_is_ended(sent: bytes, reason: str) -> None:
     """U-09; a head without a body does not start the shorter limit between chunks."""
-    settings = UpstreamSettings(first_byte_timeout_s=0.2, chunk_idle_timeout_s=0.1)
+    settings = UpstreamSettings(
+        first_byte_timeout_s=10.0 if sent else 1.0, chunk_idle_timeout_s=0.1
+    )
 
     async def script(talk: Talk) -> None:
         await talk.request()
@@ -134,7 +136,7 @@ async def test_a_stream_that_falls_silent_is_ended(sent: bytes, reason: str) -> 
         assert b'"replica_closed"' in reply.body
         assert not reply.is_complete
         assert front.relayed[0].reason == reason
-        assert took_s > (0.09 if sent else 0.19)
+        assert took_s > (0.09 if sent else 0.99)
 
 
 @with_both_loops
@@ -144,8 +146,8 @@ async def test_a_ping_keeps_a_stream_alive() -> None:
         await talk.say(SSE)
         for _ in range(8):
             await talk.say(chunk(b": ping\n\n"))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.15)
         await talk.say(chunk(DONE) + LAST)
 
-    async with staged(script, UpstreamSettings(chunk_idle_timeout_s=0.15)) as front:
+    async with staged(script, UpstreamSettings(chunk_idle_timeout_s=1.0)) as front:
         assert (await front.ask(post())).is_complete

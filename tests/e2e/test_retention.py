@@ -56,7 +56,7 @@ class Watch:
         async def is_so() -> bool:
             return self.looks >= wanted
 
-        await until(is_so, f"{times} looks at all keys", 20.0)
+        await until(is_so, f"{times} looks at all keys")
 
 
 async def load(stand: TenantFleet, router: Router) -> None:

@@ -35,7 +35,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sta
         [Actor("a"), Actor("b")],
         write_tokenizer(folder / "tokenizer"),
         policy={"kind": "expected_ttft"},
-        upstream={"first_byte_timeout_s": 0.5},
+        upstream={"first_byte_timeout_s": 1.5},
         ejection={"failures": 1_000},
         # Every test shares the budget: a reserve for all of them.
         retry={"reserve": 100, "per_s": 1000.0},
@@ -47,13 +47,18 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sta
 @pytest_asyncio.fixture(loop_scope="module")
 async def stage(running: Stage) -> Stage:
     running.reset()
+    await calm(running)
+    return running
 
-    async def is_calm() -> bool:
-        seen = (await running.fleet.seen()).values()
+
+async def calm(stage: Stage) -> None:
+    """Wait until nobody is held, and no back-pressure is left."""
+
+    async def is_so() -> bool:
+        seen = (await stage.fleet.seen()).values()
         return all(one["standing"]["standing"] in {"up", "slow_start"} for one in seen)
 
-    await until(is_calm, "nobody is held")
-    return running
+    await until(is_so, "nobody is held")
 
 
 def busy(status: int, retry_after: str | None) -> Answer:
@@ -168,7 +173,7 @@ async def test_what_may_do_more_than_compute_is_sent_once(
     reply, asked, _ = await outcome(stage, path, **fields)
     assert (reply.status, asked) == (503, 1)
     stage.cast(only_once(never))
-    await asyncio.sleep(1.1)
+    await calm(stage)
     reply, asked, _ = await outcome(stage, path, **fields)
     assert (reply.status, asked) == (504, 1)
 
@@ -195,7 +200,7 @@ async def test_a_second_try_is_not_for_the_owner_of_the_prefix_which_keeps_its_e
     assert reply.status == 200
     assert (first["replica"], first["predicted_cached_tokens"] > 0) == (owner.name, True)
     assert second["replica"] != owner.name
-    await asyncio.sleep(1.1)  # back-pressure
+    await calm(stage)
     await stage.ask(post_to(chat_body(WORDS + " more", stream=False), x_request_id="a51-next"))
     [attempt] = (await stage.fleet.decision("a51-next"))["attempts"]
     scores = {one["replica"]: one for one in attempt["decision"]["candidates"]}
@@ -258,7 +263,7 @@ async def test_a_lone_replica_that_is_late_is_told_as_late_and_not_as_missing(
         tmp_path,
         [Actor("a")],
         write_tokenizer(tmp_path / "tokenizer"),
-        upstream={"first_byte_timeout_s": 0.5},
+        upstream={"first_byte_timeout_s": 1.5},
     ) as lone:
         lone.cast(never)
         reply, asked, ends = await outcome(lone)

@@ -163,7 +163,8 @@ async def test_a_dry_run_tells_the_changes_and_makes_none(
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
-        ({"Origin": "http://evil.example", "Host": "evil.example"}, 403),
+        ({"Origin": "http://evil.example", "Host": "evil.example"}, 421),
+        ({"Host": "evil.example"}, 421),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Sec-Fetch-Site": "same-site"}, 403),
     ],
@@ -187,6 +188,16 @@ async def test_a_page_of_another_origin_changes_nothing(
 
     assert [answer for answer, _ in answers] == [status] * 3
     assert await one.get() == before
+
+
+async def test_a_page_whose_name_was_made_to_lead_here_reads_nothing(fleet: LocalFleet) -> None:
+    """DNS rebinding: to the browser it is of the listener's origin, whatever the path."""
+    for path in ("/", "/dashboard", "/admin/settings", "/admin/events", "/metrics", "/livez",
+                 "/openapi.json", "/debug/decisions"):  # fmt: skip
+        url = f"{fleet.routers[0].admin_url}{path}"
+        headers = {"Host": "evil.example:80", "Sec-Fetch-Site": "same-origin"}
+        async with fleet.http.get(url, headers=headers, allow_redirects=False) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (421, "unknown_host")
 
 
 async def test_the_listeners_own_page_may_change_settings(

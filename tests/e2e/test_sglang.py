@@ -211,7 +211,12 @@ async def test_two_addresses_are_enough(tmp_path_factory: pytest.TempPathFactory
         async with sdk(served.router.url) as client:
             turns = [("user", f"addresses {TEXT}")]
             first = await ask(client, MODEL, turns)
-            await asyncio.sleep(0.5)
+
+            async def is_known() -> bool:
+                seen = await fleet.seen(served.router)
+                return any(engine["resident_blocks"] for engine in seen.values())
+
+            await until(is_known, "what the engine holds")
             turns += [("assistant", first.text), ("user", "and then? ")]
             second = await ask(client, MODEL, turns)
         record = await fleet.decision(second.request_id, served.router)

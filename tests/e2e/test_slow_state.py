@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 import sidecar.announce
 from sidecar.backlog import Backlog
 from support.dials import Dials
-from support.kv_engine import KvEngine, free_port
+from support.kv_engine import KvEngine
+from support.port import free_port
 from support.sidecar import Fleet, eventually, page, settings_for
 from support.sidecar import sidecar as running_sidecar
 

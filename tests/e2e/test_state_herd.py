@@ -53,7 +53,7 @@ async def test_eight_routers_come_back_without_a_wave_of_connections(tmp_path: P
             async def are_all(wanted: str) -> bool:
                 return all([await rung(fleet, router) == wanted for router in routers])
 
-            await until(lambda: are_all("live"), "all live", 30)
+            await until(lambda: are_all("live"), "all live")
             loop = asyncio.get_running_loop()
             server.kill()
             for link in links:
@@ -63,7 +63,7 @@ async def test_eight_routers_come_back_without_a_wave_of_connections(tmp_path: P
             await asyncio.sleep(DOWN_S)
             server.start()
             up_s = loop.time()
-            await until(lambda: are_all("live"), "all live again", 30)
+            await until(lambda: are_all("live"), "all live again")
             for link in links:
                 down = [one for one in link.connects_s if down_s <= one < up_s]
                 assert len(down) <= MOST_CONNECTS_PER_S * (up_s - down_s)

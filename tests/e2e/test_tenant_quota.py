@@ -91,7 +91,7 @@ async def test_requests_beyond_a_quota_are_refused_before_any_work_is_done(tmp_p
     tenants = [
         tenant("a", quota={"max_inflight": 1}),
         tenant("b"),
-        tenant("c", quota={"new_blocks_per_s": 1, "burst_s": 2}),
+        tenant("c", quota={"new_blocks_per_s": 0.1, "burst_s": 20}),
     ]
     secret = str(write_secret(tmp_path))
     async with staged_router(

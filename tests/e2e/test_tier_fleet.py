@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from support.fleet import FleetPlan, LocalFleet, Replica, until
+from support.port import free_ports
 from support.tiered import MODEL, PAGE_TOKENS, prompt_of
 
 if TYPE_CHECKING:
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 TOKENS: Final = 512
 FETCHABLE: Final = 496
 """Tokens in full pages before the last token."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(listener.getsockname()[1]) for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
 
 
 class PeerFleet(LocalFleet):

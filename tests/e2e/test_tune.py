@@ -23,7 +23,7 @@ FLEET = "replicas: 3\ncapacity_tokens: 60000\n"
 BLIND = "policy: {kind: weighted, w_prefix: 0.01, w_recent: 0.0}\n"
 """Does not look at prefixes, on a trace where they are all that matters."""
 SMALL = ("--vary", "w_prefix=0.01:3", "--seeds", "2", "--check-seeds", "4", "--loads", "1.2")
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 
 
 def write_trace(path: Path, *, ends_cold: bool) -> Path:

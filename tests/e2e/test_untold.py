@@ -11,7 +11,8 @@ from aiohttp import web
 
 from state.model import ModelIdentity, ReplicaLoad
 from support.dials import Dials
-from support.kv_engine import KvEngine, free_port, stored
+from support.kv_engine import KvEngine, stored
+from support.port import free_port
 from support.sidecar import IDENTITY, Fleet, eventually, page, pages, settings_for
 from support.sidecar import sidecar as running_sidecar
 

@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MODEL: Final = "tiny"
-GONE_WITHIN_S: Final = 0.1
+GONE_WITHIN_S: Final = 4.0
+"""Less than a step of ``SLOW`` takes."""
+SLOW: Final = 0.001
 
 
 @pytest.fixture(scope="module")
 def slow_worker() -> Iterator[RunningWorker]:
-    """Run steps of about 3 s: whoever leaves does so in the middle of one."""
+    """Run steps of about 6 s: whoever leaves does so in the middle of one."""
     settings = WorkerSettings(
         compute="synthetic",
         model=MODEL,
         preset="llama-8b-h100",
-        speed_up=0.002,
+        speed_up=SLOW,
         pages=512,
         shutdown_grace_s=0,
     )
@@ -40,27 +42,27 @@ class TestImpatience:
     ) -> None:
         """A29, A30, C10: stream and non-stream, in the middle of a step."""
         connection = send_chat(slow_worker, {"stream": is_stream, "max_tokens": 100})
-        wait_for_metric(slow_worker, "num_requests_running", 1, 5)
+        wait_for_metric(slow_worker, "num_requests_running", 1, 60)
         connection.close()
-        assert wait_for_metric(slow_worker, "kv_cache_usage_perc", 0, 2) < GONE_WITHIN_S
+        assert wait_for_metric(slow_worker, "kv_cache_usage_perc", 0, 60) < GONE_WITHIN_S
         assert metrics_of(slow_worker)["num_requests_running"] == 0
 
     def test_a_client_that_leaves_between_two_slow_tokens_frees_its_pages(
         self, slow_worker: RunningWorker
     ) -> None:
-        """A31: not at the next token, which is 3 s away."""
+        """A31: not at the next token, which is 6 s away."""
         connection = send_chat(slow_worker, {"stream": True, "max_tokens": 100})
         raw = b""
         while raw.count(b"data: ") < 2:
             raw += connection.recv(65536)
         connection.close()
-        assert wait_for_metric(slow_worker, "kv_cache_usage_perc", 0, 2) < GONE_WITHIN_S
+        assert wait_for_metric(slow_worker, "kv_cache_usage_perc", 0, 60) < GONE_WITHIN_S
 
     def test_a_waiting_request_is_gone_with_its_client(self) -> None:
         settings = WorkerSettings(
             compute="synthetic",
             model=MODEL,
-            speed_up=0.002,
+            speed_up=SLOW,
             pages=512,
             max_num_seqs=1,
             shutdown_grace_s=0,
@@ -69,11 +71,11 @@ class TestImpatience:
             running_worker(settings) as worker,
             closing(send_chat(worker, {"max_tokens": 100})),
         ):
-            wait_for_metric(worker, "num_requests_running", 1, 5)
+            wait_for_metric(worker, "num_requests_running", 1, 60)
             waiting = send_chat(worker, {"max_tokens": 100})
-            wait_for_metric(worker, "num_requests_waiting", 1, 5)
+            wait_for_metric(worker, "num_requests_waiting", 1, 60)
             waiting.close()
-            assert wait_for_metric(worker, "num_requests_waiting", 0, 2) < GONE_WITHIN_S
+            assert wait_for_metric(worker, "num_requests_waiting", 0, 60) < GONE_WITHIN_S
 
     def test_400_aborts_in_mid_stream_leave_nothing(self) -> None:
         """A18: the running requests return to 0."""
@@ -88,7 +90,7 @@ class TestImpatience:
                 for connection in connections:
                     connection.recv(1000)
                     connection.close()
-            wait_for_metric(worker, "num_requests_running", 0, 2)
+            wait_for_metric(worker, "num_requests_running", 0, 60)
             metrics = metrics_of(worker)
         assert (metrics["kv_cache_usage_perc"], metrics["num_requests_waiting"]) == (0, 0)
 
@@ -105,7 +107,7 @@ class TestShutdown:
             raw = connection.recv(1000)
             worker.process.terminate()
             raw += _rest(connection)
-            assert worker.process.wait(10) == 0
+            assert worker.process.wait(60) == 0
         assert b"data: [DONE]" in raw
         assert raw.count(b"finish_reason") == 61
 
@@ -118,10 +120,10 @@ class TestShutdown:
             closing(send_chat(worker, {"stream": True, "max_tokens": 1000})) as connection,
             closing(send_chat(worker, {"max_tokens": 1000})) as unstreamed,
         ):
-            wait_for_metric(worker, "num_requests_running", 2, 5)
+            wait_for_metric(worker, "num_requests_running", 2, 60)
             worker.process.terminate()
             raw, whole = _rest(connection), _rest(unstreamed)
-            assert worker.process.wait(5) == 0
+            assert worker.process.wait(60) == 0
         assert b'data: {"error":{"message":"The engine is shutting down."' in raw
         assert b"[DONE]" not in raw
         assert whole.startswith(b"HTTP/1.1 503 ")

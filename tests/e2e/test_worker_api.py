@@ -93,9 +93,9 @@ class TestEnds:
             body = {**CHAT, "n": 2, "stream": is_stream}
             call = asyncio.create_task(_post(client, "/v1/chat/completions", body))
             for _ in range(2):
-                await asyncio.wait_for(engine.submissions.get(), 5)
+                await asyncio.wait_for(engine.submissions.get(), 20)
             call.cancel()
-            await asyncio.wait_for(engine.aborts.wait(), 5)
+            await asyncio.wait_for(engine.aborts.wait(), 20)
         assert engine.aborted == engine.tickets
 
     async def test_a_stopped_engine_takes_no_calls(self) -> None:

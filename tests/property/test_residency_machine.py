@@ -9,6 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from state.lease import Lease, LeaseBook, Outcome
 from state.model import BlockId, LeaseTotals, Overlap, ReplicaId, Tier
 from state.residency import Residency
+from support.block_tables import native_table, needs_compiler
 from support.fleet_state import block
 
 _REPLICAS = st.sampled_from([ReplicaId(name) for name in "abc"])
@@ -76,6 +77,14 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert self.residency.indexed_blocks <= held + self.residency.retired_blocks
 
 
+class CompactResidencyMachine(ResidencyMachine):
+    """The same on the compact form of the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.residency = Residency(make_table=native_table)
+
+
 class LeaseMachine(RuleBasedStateMachine):
     """Counts equal the set of open leases, whatever is finished, forgotten or repeated."""
 
@@ -128,5 +137,7 @@ class LeaseMachine(RuleBasedStateMachine):
 _BOUNDED = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestResidency = ResidencyMachine.TestCase
 TestResidency.settings = _BOUNDED
+TestCompactResidency = needs_compiler(CompactResidencyMachine.TestCase)
+TestCompactResidency.settings = _BOUNDED
 TestLeases = LeaseMachine.TestCase
 TestLeases.settings = _BOUNDED

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from prompt.codec import TokenizerCodec, load_codec
+from prompt.codec import load_codec
 from prompt.history import Stability
 from prompt.model import BadPromptError, ReadPrompt
 from prompt.reader import CHAT_PATH, PromptReader
 from prompt.request import decode_chat
 from prompt.stability import stability_of
 from prompt.template import ChatTemplate
+from prompt.tokenizer_codec import TokenizerCodec
 from prompt.turn import ChatTurns
 from support.dialogue import bodies_of
 from support.tokenizer import CHAT_TEMPLATE, write_tokenizer

@@ -1,4 +1,4 @@
-"""ASCII texts by their words have the ids of the whole, and cuts are where the pattern says."""
+"""Texts by their words have the ids of the whole, and cuts are where the pattern says."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ PIECES = (
     " ", "  ", "   ", "\n", "\r\n", "\n\n", "\t", "\x0b", "\x1c", "\x1f", "\x00", "\x7f",
     "0", "12", "3456", ".", "...", "/", "//", "_", "{}", "(a)", "fooBarBAZ", "aB", "Ab", "x", "Z",
 )  # fmt: skip
+OTHERS = (
+    "na\u00efve", "\u043f\u0440\u0438\u0432\u0435\u0442", "\u4e16\u754c", "\u0905\u0902",
+    "\u00e9", "e\u0301", "\u0301", "\u0338", "\u00b2", "\u0663", "\u2160", "\U0001f642",
+    "\u2019s", "\u2013", "\u201cA", "\u00a0", "\u2028", "\u3000", "\u0085", "\u200b", "\ufeff",
+)  # fmt: skip
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 CUT_CHARS = "aZ9\u00b2_ \n\r\t\u00e9\u2028\x1c.\u0663\u4e2d"
 
@@ -58,6 +63,7 @@ def engine_of(pattern: str, **changes: Any) -> tuple[Any, Engine]:
 
 
 ENGINES = {pattern: engine_of(pattern) for pattern in PATTERNS}
+NORMALIZING = {pattern: engine_of(pattern, normalizer={"type": "NFC"}) for pattern in PATTERNS}
 
 
 @settings(max_examples=400, deadline=None)
@@ -72,9 +78,35 @@ def test_the_words_of_a_text_have_its_ids(pattern: str, text: str) -> None:
     assert engine.packed_short(text) == pack_tokens(whole)
 
 
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(PATTERNS),
+    st.sampled_from([None, {"type": "NFC"}]),
+    st.lists(st.sampled_from((*PIECES, *OTHERS)), max_size=30).map("".join),
+)
+@example(QWEN2_PATTERN, {"type": "NFC"}, "\u00e9 <|im_start|>\u0338 a")
+@example(QWEN2_PATTERN, None, "\u00e9 a\u2028 b \u3000 c \u0301d")
+def test_the_words_of_any_script_have_the_ids_of_the_whole(
+    pattern: str, normalizer: dict[str, str] | None, text: str
+) -> None:
+    pipeline, engine = NORMALIZING[pattern] if normalizer else ENGINES[pattern]
+    whole = pipeline.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    assert engine.packed_short(text) == pack_tokens(whole)
+    assert engine.packed_again(text) == pack_tokens(whole)
+    assert engine.packed(text) == pack_tokens(whole)
+
+
+def test_words_of_any_script_are_looked_up() -> None:
+    _, engine = ENGINES[QWEN2_PATTERN]
+    assert engine._words is not None
+    text = "\u043f\u0440\u0438\u0432\u0435\u0442 na\u00efve words caf\u00e9 \u2013 \u4e16\u754c"
+    assert engine._words.packed(text) == engine.packed(text)
+    assert "caf\u00e9" in engine._words._spaced.__self__  # type: ignore[attr-defined]
+
+
 def test_other_text_goes_another_way() -> None:
     pipeline, engine = ENGINES[QWEN2_PATTERN]
-    text = "na\u00efve caf\u00e9"
+    text = "na\u00efve  caf\u00e9"
     assert engine._words is not None
     assert engine._words.packed(text) is None
     whole = pipeline.encode_batch_fast([text], add_special_tokens=False)[0].ids

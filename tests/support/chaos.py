@@ -12,7 +12,6 @@ import enum
 import os
 import random
 import signal
-import socket
 import subprocess
 import time
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from msgspec import Struct
 from chaos.evidence import End
 from support.chaos_load import CANARY, Leaving, Load
 from support.fleet import LocalFleet, until
+from support.port import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from warmroute.local import Child
 
 HOST: Final = "127.0.0.1"
-FIRST_PORT: Final = 15_000
-LAST_PORT: Final = 30_000
 """Below the ports that systems give to outgoing connections: a restarted process gets its own."""
-END_S: Final = 15.0
+END_S: Final = 60.0
 READY_S: Final = 60.0
 MARGIN_S: Final = 1.0
 FORBIDDEN: Final = (
@@ -120,22 +118,6 @@ def plan_blows(seed: int, count: int) -> list[Blow]:
                 )
             )
     return blows[:count]
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody uses now and that no outgoing connection is given."""
-    ports: list[int] = []
-    candidates = iter(random.SystemRandom().sample(range(FIRST_PORT, LAST_PORT), 500))
-    while len(ports) < count:
-        port = next(candidates)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-        ports.append(port)
-    return ports
 
 
 class FixedFleet(LocalFleet):

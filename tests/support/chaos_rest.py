@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from support.fleet import LocalFleet, Replica, Router
 
 REST_S: Final = 30.0
-SETTLE_S: Final = 10.0
+SETTLE_S: Final = 60.0
 KEPT_DECISIONS: Final = 1_000
 OUTCOMES: Final = {
     End.COMPLETE: {"done"},
@@ -75,7 +75,7 @@ async def assert_warmth_is_known(fleet: LocalFleet, load: Load, seed: int) -> No
     rng = random.Random(seed)
     wrong = []
     observer = RouterId("observer")
-    settings = RedisSettings(url=fleet.state_url, command_timeout_s=1.0, connect_timeout_s=1.0)
+    settings = RedisSettings(url=fleet.state_url, command_timeout_s=10.0, connect_timeout_s=10.0)
     async with Mirror(settings, observer, clock=time.monotonic, rng=rng) as mirror:
         await until(partial(_knows_all, mirror, fleet), "every replica in the store", SETTLE_S)
         assert await mirror.settle(SETTLE_S)

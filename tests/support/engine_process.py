@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
 
-from support.chaos import free_ports
+from support.port import free_ports
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -147,7 +147,7 @@ class Engines:
 
     async def reset(self, engine: Engine) -> None:
         """Empty the cache of ``engine``, as soon as nothing runs there."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while True:
                 async with self._http.post(f"{engine.url}/reset_prefix_cache") as answer:
                     if (await answer.json())["success"]:

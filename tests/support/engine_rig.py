@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sidecar.pagechange import PageChange
 
 NAMESPACE = "ab" * 32
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class SteadyPrices:

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 MODEL = "fleet-model"
 ANY_PORT = "127.0.0.1:0"
 POLL_S = 0.02
+START_S = 300.0
+"""How long a process may take to begin where others have the processor."""
+STOP_GRACE_S = 30.0
+"""A busy machine takes its time over the end of a process, and exit codes are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +96,7 @@ class LocalFleet:
     def __init__(self, directory: Path, plan: FleetPlan | None = None) -> None:
         self.directory = directory
         self.plan = plan or FleetPlan()
-        self.processes = Processes(directory)
+        self.processes = Processes(directory, stop_grace_s=STOP_GRACE_S)
         self.replicas: list[Replica] = []
         self.routers: list[Router] = []
         self.state_url = ""
@@ -109,10 +113,10 @@ class LocalFleet:
             workers = [self.start_worker(name) for name in names]
             sidecars = []
             for name, worker in zip(names, workers, strict=True):
-                await worker.ready()
+                await worker.ready(START_S)
                 sidecars.append(self.start_sidecar(name, worker.words[0]))
             self.replicas = [
-                Replica(name, worker, await sidecar.ready())
+                Replica(name, worker, await sidecar.ready(START_S))
                 for name, worker, sidecar in zip(names, workers, sidecars, strict=True)
             ]
             for _ in range(self.plan.routers):
@@ -182,6 +186,8 @@ class LocalFleet:
             **plan.config,
             **config,
         }
+        # A busy machine takes its time to accept a connection: that is no fault of an engine.
+        settings["upstream"] = {"connect_timeout_s": 20.0, **settings.get("upstream", {})}
         if plan.tokenizer is not None:
             settings["models"] = [{"name": plan.model, "tokenizer": str(plan.tokenizer)}]
         number = len(self.processes.children)
@@ -189,7 +195,7 @@ class LocalFleet:
         path.write_text(json.dumps(settings))
         words = (sys.executable, "-m", "warmroute", "serve", "--config", str(path))
         command = [*plan.router_prefix, *words, *plan.router_flags]
-        child = await self.processes.start_command("router", command).ready()
+        child = await self.processes.start_command("router", command).ready(START_S)
         return Router(child, url=child.words[0], admin_url=child.words[2])
 
     # Looking.
@@ -260,7 +266,7 @@ class LocalFleet:
         """Return the open leases of one router."""
         return int(sum(one["inflight"] for one in (await self.seen(router)).values()))
 
-    async def settled(self, timeout_s: float = 5.0) -> None:
+    async def settled(self, timeout_s: float = 60.0) -> None:
         """Wait until nothing is in flight: no lease, nothing on a worker, no page held."""
 
         async def is_so() -> bool:
@@ -282,7 +288,7 @@ def _has_trace(child: Child) -> bool:
 
 
 async def until(
-    is_so: Callable[[], Awaitable[bool]], wanted: str, timeout_s: float = 10.0
+    is_so: Callable[[], Awaitable[bool]], wanted: str, timeout_s: float = 60.0
 ) -> float:
     """Wait until ``is_so()`` and return how long it took; fails after the timeout."""
     began_s = time.monotonic()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 POISON: Final = "POISON"
 MODEL: Final = "fleet-model"
 EVENT: Final = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
-STARTS_S: Final = 20.0
+STARTS_S: Final = 90.0
 
 
 class _Engine:
@@ -36,6 +36,10 @@ class _Engine:
         self.mode = "ok"
         self.health = 200
         self.asked = 0
+        self.lag_s = 0.0
+        """How much longer an answer takes here."""
+        self.left = 0
+        """Requests whose client went away."""
         self.open = 0
         self.most_open = 0
 
@@ -43,10 +47,12 @@ class _Engine:
         told = await request.json()
         self.mode = told.get("mode", self.mode)
         self.health = told.get("health", self.health)
+        self.lag_s = told.get("lag_s", self.lag_s)
         return web.Response()
 
     async def count(self, _: web.Request) -> web.Response:
-        return web.json_response({"asked": self.asked, "most_open": self.most_open})
+        counts = {"asked": self.asked, "most_open": self.most_open, "left": self.left}
+        return web.json_response(counts)
 
     async def check(self, _: web.Request) -> web.Response:
         return web.Response(status=self.health)
@@ -63,6 +69,9 @@ class _Engine:
             if POISON in text:
                 os._exit(1)
             return await self._answer(request, json.loads(text))
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
         finally:
             self.open -= 1
 
@@ -75,11 +84,16 @@ class _Engine:
         if self.mode != "ok":
             headers = {"Retry-After": "1"} if self.mode == "503" else {}
             return web.json_response({"error": {}}, status=int(self.mode), headers=headers)
-        await asyncio.sleep(body.get("delay_s", 0.0))
         if not body.get("stream"):
+            await asyncio.sleep(body.get("delay_s", 0.0) + self.lag_s)
             return web.json_response({"served_by": self.name, "choices": []})
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
+        if body.get("head_first"):  # as engines do
+            await stream.prepare(request)
+        await asyncio.sleep(body.get("delay_s", 0.0) + self.lag_s)
+        if not body.get("head_first"):
+            await stream.prepare(request)
+        await stream.write(b'data: {"by":"%b"}\n\n' % self.name.encode())
         for _ in range(body.get("events", 2)):
             await stream.write(EVENT)
             await asyncio.sleep(body.get("pause_s", 0.0))

@@ -100,13 +100,19 @@ class Front:
         await client.close()
         return reply
 
-    async def disconnected(self, within_s: float = 1.0) -> None:
+    async def disconnected(self, within_s: float = 20.0) -> None:
         """Wait until no connection to the replica is left."""
         async with asyncio.timeout(within_s):
             while self.pool.open_connections:  # noqa: ASYNC110 - observes from outside
                 await asyncio.sleep(0.002)
 
-    async def settled(self, within_s: float = 2.0) -> None:
+    async def begun(self, within_s: float = 20.0) -> None:
+        """Wait until a request is in flight, or was."""
+        async with asyncio.timeout(within_s):
+            while not self.in_flight and not self.relayed:  # noqa: ASYNC110 - from outside
+                await asyncio.sleep(0.002)
+
+    async def settled(self, within_s: float = 20.0) -> None:
         """Wait until nothing is in flight."""
         async with asyncio.timeout(within_s):
             while self.in_flight:  # noqa: ASYNC110 - observes from outside
@@ -124,7 +130,7 @@ async def staged(
 ) -> AsyncIterator[Front]:
     """Start a replica that follows ``script`` and a front that relays to it."""
     replica = FakeReplica(script, replica_tls, replica_path)
-    pool = UpstreamPool(settings or UpstreamSettings())
+    pool = UpstreamPool(settings or UpstreamSettings(connect_timeout_s=10.0))
     front = Front(await replica.start(), pool, replica, template)
     loop = asyncio.get_running_loop()
     server = front.server = Server(front.find, front.limits)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
@@ -14,17 +13,12 @@ import zmq.asyncio
 from aiohttp import web
 
 from state.prefix import pack_tokens
+from support.port import free_port
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 END = (2**64 - 1).to_bytes(8, "big")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def stored(

@@ -50,7 +50,13 @@ class Listening:
         self.clients.append(client)
         return client
 
-    async def until_connections(self, count: int, within_s: float = 3.0) -> None:
+    async def until_handled(self, count: int, within_s: float = 20.0) -> None:
+        """Wait until so many requests came."""
+        async with asyncio.timeout(within_s):
+            while len(self.handled) < count:  # noqa: ASYNC110 - observes from outside
+                await asyncio.sleep(0.002)
+
+    async def until_connections(self, count: int, within_s: float = 20.0) -> None:
         """Wait until so many are open."""
         async with asyncio.timeout(within_s):
             while self.server.open_connections != count:  # noqa: ASYNC110 - observes from outside

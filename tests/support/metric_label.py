@@ -16,8 +16,11 @@ from router.retry import Denial, RetryReason
 from router.saving import TOP_PREFIXES, TOP_TENANTS
 from router.shadow_policy import ANSWERS
 from router.shed import Shed
+from router.supervisor.crew import RESTARTS
 from router.token_call import Result
 from router.trust import Ground
+from router.warm_call import WarmEnd
+from router.warm_job import JobEnd, JobKind
 from sidecar.metrics import RenewalReason
 from sidecar.pool import STATES
 from state.direct import LookupCounts
@@ -45,6 +48,7 @@ CLOSED: Final[dict[tuple[str, str], frozenset[str]]] = {
     ("warmroute_requests_total", "code"): _CLASSES,
     ("warmroute_tenant_requests_total", "outcome"): ENDS,
     ("warmroute_decisions_total", "reason"): frozenset(Reason),
+    ("warmroute_process_restarts_total", "reason"): frozenset(RESTARTS),
     ("warmroute_holds_total", "end"): frozenset(HoldEnd),
     ("warmroute_state_rung", "rung"): frozenset(Rung),
     ("warmroute_state_transitions_total", "rung"): frozenset(Rung),
@@ -70,6 +74,13 @@ CLOSED: Final[dict[tuple[str, str], frozenset[str]]] = {
     ("warmroute_compared_tokens_total", "ground"): frozenset(Ground),
     ("warmroute_compared_tokens_total", "side"): frozenset({"predicted", "reported", "matched"}),
     ("warmroute_shadow_decisions_total", "answer"): frozenset(ANSWERS),
+    ("warmroute_warm_ups_total", "kind"): frozenset(JobKind),
+    ("warmroute_warm_ups_total", "end"): frozenset(JobEnd),
+    ("warmroute_warm_ups_active", "kind"): frozenset(JobKind),
+    ("warmroute_warm_up_requests_total", "kind"): frozenset(JobKind),
+    ("warmroute_warm_up_requests_total", "end"): frozenset(WarmEnd),
+    ("warmroute_warm_up_tokens_total", "kind"): frozenset(JobKind),
+    ("warmroute_warm_up_tokens_total", "how"): frozenset({"computed", "cached"}),
     ("warmroute_tls_loads_total", "of"): frozenset({"listen_tls", "admin_tls", "upstream.tls"}),
     ("warmroute_tls_loads_total", "outcome"): frozenset({"done", "failed"}),
     ("warmroute_tls_handshake_failures_total", "listener"): frozenset({"listen", "admin"}),

@@ -22,15 +22,18 @@ from router.config import decode_config
 from router.decision_log import open_decision_log
 from router.setting_life import SettingLife
 from router.state_reader import build_mirror
+from router.supervisor.front import CrewMetrics
 from router.tls import TlsWatch
 from router.tracing import Tracing
+from router.warm_open import open_warm_ups
 from sidecar.gauge import render_kv
 from sidecar.metrics import SidecarMetrics
 from sidecar.report import KvReport, PeerReport, TierReport
 from state.direct import LookupCounts
 from state.figures import MirrorFigures
-from state.model import ReplicaId
+from state.model import ReplicaId, RouterId
 from state.setting_store import MemorySettingStore
+from state.warm_claim import MemoryWarmClaims
 from support.metric_label import label_values
 from support.tenant import SECRET, tenant_config
 from support.tls import Authority
@@ -84,6 +87,7 @@ async def router_families(folder: Path) -> list[Family]:
     raw |= {"decisions": {"path": str(folder / "decisions.jsonl")}}
     raw |= {"shadow": {"policy": {"kind": "least_loaded"}}}
     raw |= {"access_log": {"path": str(folder / "access.jsonl")}}
+    raw["hedge"] = {"enabled": True}
     config = decode_config(raw)
     clock = time.monotonic
     log = open_decision_log(config.decisions, config.policy, "r", clock=clock, unix_s=0.0)
@@ -101,7 +105,10 @@ async def router_families(folder: Path) -> list[Family]:
     overload.used_bytes = overload.limit_bytes = 1  # what only some systems tell
     shown = Authority(folder).issue("warmroute").certificate
     app.metrics.registry.register(TlsWatch((), app.pool.tls, shown))
+    app.metrics.registry.register(CrewMetrics(int, {"crashed": 0, "replaced": 0}))
     SettingLife(app, NOWHERE, MemorySettingStore())
+    claims = MemoryWarmClaims(RouterId("r"), clock)
+    app.metrics.registry.register(open_warm_ups(app, claims))
     families = [family_of(metric) for metric in app.metrics.registry.collect()]
     await access.lines.close()
     await log.close()

@@ -103,7 +103,9 @@ class Engines:
 
     async def _register(self) -> None:
         """Play everybody's sidecar: register, then tell the load."""
-        client = command_client(RedisSettings(url=self._state_url, command_timeout_s=5.0))
+        client = command_client(
+            RedisSettings(url=self._state_url, command_timeout_s=10.0, connect_timeout_s=10.0)
+        )
         writer = RedisWriter(client, clock=time.monotonic, rng=random.Random(1))
         try:
             for one in self.engines:

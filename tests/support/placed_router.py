@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import yaml
 
+from support.fleet import STOP_GRACE_S
 from warmroute.local import Child, Processes
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ async def placed(folder: Path, **config: Any) -> AsyncIterator[PlacedRouter]:
     free |= {"attend_sidecars": False, "drain": {"accept_s": 0.0}}
     path = folder / "router.yaml"
     path.write_text(yaml.safe_dump(msgspec.to_builtins(free | config)))
-    async with Processes(folder) as processes:
+    async with Processes(folder, stop_grace_s=STOP_GRACE_S) as processes:
         child = await processes.start("router", "serve", "--config", str(path)).ready()
         yield PlacedRouter(child, child.words[0], child.words[2])
         status = await asyncio.to_thread(processes.stop, child)

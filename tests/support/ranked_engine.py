@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp import web
 
 from support.fleet import until
-from support.kv_engine import free_port
+from support.port import free_port
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAGE_TOKENS = 16
+BLOCK_TOKENS = 64
 
 
 class ReportingEngine(KvEngine):
@@ -21,6 +22,7 @@ class ReportingEngine(KvEngine):
 
     ``is_heard``: its events reach somebody. ``template``: tokens
     that it puts before every prompt. ``counted`` makes what it reports of its cached tokens.
+    ``told_blocks``: of ``BLOCK_TOKENS``, of which its events told.
     """
 
     def __init__(self) -> None:
@@ -31,6 +33,8 @@ class ReportingEngine(KvEngine):
         self.template: list[int] = []
         self.counted: Callable[[int], int | None] = lambda cached_tokens: cached_tokens
         self.asked = 0
+        self.told_blocks = 0
+        self.has_told_all = True
         self._held: dict[int, None] = {}
 
     def add_routes(self, app: web.Application) -> None:
@@ -62,7 +66,9 @@ class ReportingEngine(KvEngine):
         known = fresh[0] if fresh else len(handles)
         if fresh:
             self._held.update(dict.fromkeys(handles[known:]))
+            self.has_told_all &= self.is_heard
             if self.is_heard:
+                self.told_blocks += sum(ends[at] % BLOCK_TOKENS == 0 for at in fresh)
                 start = known * PAGE_TOKENS
                 parent = handles[known - 1] if known else None
                 part = tokens[start : len(handles) * PAGE_TOKENS]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from support.fleet import LocalFleet, Router
 
-FOLLOWED_S: Final = 1.0
+FOLLOWED_S: Final = 10.0
 """Within so long every router follows."""
 
 
@@ -56,7 +56,7 @@ class SettingDesk:
         """Return the version in force."""
         return int((await self.get())["version"])
 
-    async def has(self, version: int, timeout_s: float = 10.0) -> float:
+    async def has(self, version: int, timeout_s: float = 60.0) -> float:
         """Wait until a version is in force; return the time it took."""
 
         async def is_so() -> bool:

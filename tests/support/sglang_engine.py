@@ -22,7 +22,7 @@ from aiohttp import web
 from prompt.codec import load_codec
 from prompt.reader import PromptReader
 from state.prefix import unpack_tokens
-from support.kv_engine import free_port
+from support.port import free_port
 from support.sglang_tree import Encoding, SglangTree
 
 if TYPE_CHECKING:

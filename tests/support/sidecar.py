@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 REPLICA = ReplicaId("r1")
 IDENTITY = ModelIdentity(model="tiny", block_tokens=4)
-TIMEOUT_S = 8.0
+TIMEOUT_S = 60.0
 
 
 def settings_for(engine: KvEngine, **changes: Any) -> SidecarSettings:

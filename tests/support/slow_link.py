@@ -48,7 +48,10 @@ class SlowLink:
 
     def settings(self, timeout_s: float = 0.05, max_connections: int = 8) -> RedisSettings:
         return RedisSettings(
-            url=self.url, command_timeout_s=timeout_s, max_connections=max_connections
+            url=self.url,
+            command_timeout_s=timeout_s,
+            connect_timeout_s=10.0,
+            max_connections=max_connections,
         )
 
     @property

@@ -32,18 +32,19 @@ FAST_ROUNDS = MirrorTiming(
     lease_interval_s=0.02,
     lease_heartbeat_s=0.1,
     block_s=0.02,
+    stale_after_s=30.0,
     backoff_base_s=0.02,
     backoff_cap_s=0.1,
 )
+"""For tests in which the store does not fail: a machine that stands still is no outage."""
 SOON_STALE = msgspec.structs.replace(
     FAST_ROUNDS, lease_alone_s=0.02, stale_after_s=0.3, live_after_s=0.2
 )
 """As fast, for tests in which the store fails."""
 
-STORE_TIMES = StoreTiming()
-LASTING = StoreTiming(record_ttl_s=600.0, load_ttl_s=600.0)
+LASTING = StoreTiming(record_ttl_s=600.0, load_ttl_s=600.0, lease_ttl_s=600.0)
 """What is written without heartbeats: it must not lapse on a busy machine."""
-PATIENT_LOOKUPS = LookupTiming(wait_s=5.0)
+PATIENT_LOOKUPS = LookupTiming(wait_s=10.0)
 
 
 class StateServer(Protocol):
@@ -138,7 +139,7 @@ class RedisBackend:
         self,
         router: str = "r1",
         timing: MirrorTiming = FAST_ROUNDS,
-        store_timing: StoreTiming = STORE_TIMES,
+        store_timing: StoreTiming = LASTING,
     ) -> Mirror:
         mirror = self._mirror(router, timing, store_timing, has_index=True)
         return await self._stack.enter_async_context(mirror)
@@ -151,7 +152,7 @@ class RedisBackend:
         settings: RedisSettings | None = None,
     ) -> DirectReader:
         reader = DirectReader(
-            self._mirror(router, timing, STORE_TIMES, has_index=False),
+            self._mirror(router, timing, LASTING, has_index=False),
             settings or self._server.settings,
             clock=time.monotonic,
             rng=Random(4),

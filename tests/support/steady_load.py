@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Self
 
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
 
 TEXT = "quick brown foxes jump over lazy dogs " * 40
 SESSIONS = 8
+STALL_S = 0.3
 
 
 class SteadyLoad:
     """``async with SteadyLoad(url) as load``: sends ``rate_hz`` requests a second meanwhile.
 
     ``outcomes`` counts status codes and kinds of errors; ``rungs`` what answers said of the state.
+    ``stalls`` counts the times that this machine stood still: a router takes that for an outage.
     """
 
     def __init__(self, url: str, rate_hz: float = 50.0) -> None:
@@ -31,6 +34,7 @@ class SteadyLoad:
         self._tasks: set[asyncio.Task[None]] = set()
         self.outcomes: Counter[str] = Counter()
         self.rungs: Counter[str] = Counter()
+        self.stalls = 0
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=30)
@@ -51,6 +55,10 @@ class SteadyLoad:
         self._after = await decisions(self._http, self._url)
         await self._http.close()
 
+    async def is_enough(self, requests: int = 60) -> bool:
+        """Return whether so many were answered."""
+        return self.outcomes["200"] >= requests
+
     def slowest_s(self, share: float) -> float:
         """Return the bound under which that share of the decisions stayed, once it is over."""
         counts = {bound: n - self._before[bound] for bound, n in self._after.items()}
@@ -64,7 +72,9 @@ class SteadyLoad:
             task = asyncio.create_task(self._ask(number))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            due_s = time.monotonic() + self._pause_s
             await asyncio.sleep(self._pause_s)
+            self.stalls += time.monotonic() - due_s > STALL_S
 
     async def _ask(self, number: int) -> None:
         text = f"session {number % SESSIONS} {TEXT} {number}"

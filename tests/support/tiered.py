@@ -65,7 +65,7 @@ def tiers_of(worker: RunningWorker) -> dict[str, dict[str, Any]]:
     return {tier["tier"]: tier for tier in json.loads(get_text(worker, "/debug/kv"))["tiers"]}
 
 
-def written_down(worker: RunningWorker, within_s: float = 10.0) -> dict[str, dict[str, Any]]:
+def written_down(worker: RunningWorker, within_s: float = 60.0) -> dict[str, dict[str, Any]]:
     """Wait until the disk has every page that came to the host; return the tiers."""
     start_s = time.monotonic()
     while True:
@@ -76,7 +76,7 @@ def written_down(worker: RunningWorker, within_s: float = 10.0) -> dict[str, dic
         assert time.monotonic() - start_s < within_s, tiers
 
 
-def until_on_disk(worker: RunningWorker, pages: int, within_s: float = 10.0) -> None:
+def until_on_disk(worker: RunningWorker, pages: int, within_s: float = 60.0) -> None:
     """Wait until the disk has so many pages."""
     start_s = time.monotonic()
     while (states := tiers_of(worker)["disk"]["states"])["evictable"] < pages:

@@ -55,7 +55,7 @@ class TokenEngine:
 
     async def has_been_asked(self, times: int) -> None:
         """Wait for so many questions."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             async with self._news:
                 await self._news.wait_for(lambda: len(self.asked) >= times)
 

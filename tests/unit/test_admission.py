@@ -26,13 +26,13 @@ A = ReplicaId("a")
 
 
 async def waiting(desk: Desk, count: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while len(desk.hold) != count:  # noqa: ASYNC110 - observes from outside
             await asyncio.sleep(0)
 
 
 async def all_of(tasks: Sequence[asyncio.Task[Placed]]) -> list[Placed]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         return await asyncio.gather(*tasks)
 
 
@@ -204,7 +204,7 @@ async def test_a_flooding_tenant_does_not_keep_another_one_waiting() -> None:
     for _ in range(8):
         before = len(desk.sent)
         desk.free(taken)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while len(desk.sent) == before:  # noqa: ASYNC110 - observes from outside
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0)

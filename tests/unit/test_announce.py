@@ -118,7 +118,7 @@ def announcer(writer: RecordingWriter) -> Announcer:
 async def while_running(subject: Announcer, is_so: Callable[[], bool]) -> None:
     running = asyncio.create_task(subject.run())
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not is_so() and not running.done():  # noqa: ASYNC110 - any state may be awaited
                 await asyncio.sleep(0)
         if running.done():

@@ -203,7 +203,7 @@ async def test_a_disk_that_hangs_makes_nobody_wait_and_what_is_too_much_is_dropp
     registry = CollectorRegistry()
     registry.register(log)
     assert registry.get_sample_value("warmroute_decision_log_dropped_total") == log.dropped
-    await asyncio.wait_for(log.close(), 2)
+    await asyncio.wait_for(log.close(), 20)
     dropped = log.dropped
     log.add(record_of(choices, routed), choices, routed)
     assert log.dropped > dropped, "what comes after the end is counted, too"

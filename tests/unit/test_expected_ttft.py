@@ -247,3 +247,46 @@ def test_near_ties_go_to_the_fewest_active_and_then_by_draw() -> None:
     lenient = ExpectedTtft(prefill=FLAT, margin_ms=50.0)
     decision = pick(ReplicaView(replica=A, inflight=1), ReplicaView(replica=B), policy=lenient)
     assert decision.replica == B
+
+
+def loaded(replica: ReplicaId, inflight: int, cached_tokens: int = 0) -> ReplicaView:
+    return ReplicaView(replica=replica, inflight=inflight, cached_tokens=cached_tokens)
+
+
+def test_a_bound_keeps_a_replica_from_more_than_its_part_whatever_it_holds() -> None:
+    """A holds all of the prompt and has 10 of 18: with 1.5 at most 1.5 * 19 / 3 + 1 = 10.5."""
+    free = ExpectedTtft(prefill=FLAT, active_ms=0.0, w_active=0.0)
+    bound = structs.replace(free, inflight_bound=1.5)
+    others = (loaded(B, 4), loaded(C, 4))
+    warm = loaded(A, 10, 9_990)
+    assert pick(warm, *others, policy=free).replica == A
+    decision = pick(warm, *others, policy=bound)
+    assert (decision.replica in {B, C}, decision.reason) == (True, Reason.SPILL)
+    assert [terms(decision, each)["full"] for each in (A, B, C)] == [1e9, 0.0, 0.0]
+    assert pick(loaded(A, 9, 9_990), *others, policy=bound).replica == A
+    assert "full" not in terms(pick(warm, *others, policy=free), A)
+
+
+@pytest.mark.parametrize("bound", [1.0, 1.25, 1.5])
+def test_with_a_bound_a_prefix_that_all_share_fills_the_fleet_evenly(bound: float) -> None:
+    """C-24: whoever holds it takes no more than its part; nobody is refused."""
+    policy = ExpectedTtft(prefill=FLAT, active_ms=0.0, w_active=0.0, inflight_bound=bound)
+    inflight = {A: 0, B: 0, C: 0, ReplicaId("d"): 0}
+    for count in range(1, 200):
+        fleet = [loaded(each, n, 9_990 if each == A else 0) for each, n in inflight.items()]
+        inflight[pick(*fleet, policy=policy).replica] += 1
+        assert max(inflight.values()) <= bound * count / 4 + 1
+    assert inflight[A] == max(inflight.values())
+
+
+def test_without_a_bound_costs_make_a_warm_replica_spill_all_the_same() -> None:
+    """What takes the bound's place: each request there costs, so the share grows with the hit."""
+
+    def most(cached_tokens: int) -> int:
+        inflight = 0
+        while pick(loaded(A, inflight, cached_tokens), loaded(B, 0)).replica == A:
+            inflight += 1
+        return inflight
+
+    assert most(500) < most(2_000) < most(8_000) < 100
+    assert most(500) >= 1

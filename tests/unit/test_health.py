@@ -8,17 +8,18 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from router.config import HealthSettings, StaticReplica
+import pytest
+
+from router.config import StaticReplica
 from router.fleet import FleetTable
 from router.health import Health
+from router.health_setting import HealthSettings
 from router.upstream import UpstreamPool, UpstreamSettings
 from state.memory import MemoryState
 from state.model import ReplicaId, RouterId
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-
-    import pytest
 
 from contextlib import asynccontextmanager
 
@@ -72,7 +73,7 @@ async def watched(engine: Engine, timeout_s: float = 1.0) -> AsyncIterator[Healt
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not holds():  # noqa: ASYNC110 - the checks under test set no event
             await asyncio.sleep(0.01)
 
@@ -153,3 +154,16 @@ async def test_a_slow_connect_only_asks_for_a_check() -> None:
         assert health.is_up(GPU)
         await eventually(lambda: engine.checks > before)
         assert health.is_up(GPU)
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+async def test_only_checks_that_run_out_of_time_make_a_replica_silent(*, is_silent: bool) -> None:
+    engine = Engine()
+    async with watched(engine, timeout_s=0.2) as health:
+        await eventually(lambda: health.is_up(GPU))
+        assert health.silent == {}
+        engine.is_silent, engine.is_ill = is_silent, not is_silent
+        await eventually(lambda: not health.is_up(GPU))
+        assert bool(health.silent) is is_silent
+        engine.is_silent = False
+        await eventually(lambda: not health.silent)

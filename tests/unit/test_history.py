@@ -13,9 +13,9 @@ from router.history import (
     SECONDS_KEPT,
     TENS_KEPT,
     History,
-    Sums,
     Traffic,
 )
+from router.sums import Sums
 from state.model import ReplicaId
 from support.decided import Clock, decided
 

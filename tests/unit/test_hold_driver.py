@@ -91,7 +91,7 @@ class Desk:
 
 async def waiting(desk: Desk, count: int) -> None:
     """Let ``count`` requests come to wait."""
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         while len(desk.hold) != count:  # noqa: ASYNC110 - observes from outside
             await asyncio.sleep(0)
 
@@ -129,7 +129,7 @@ async def test_what_nobody_calls_about_is_seen_at_the_next_tick() -> None:
     await waiting(desk, 1)
     await asyncio.sleep(0.01)
     first.lease.finish(Outcome.DONE)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         await task
 
 
@@ -137,7 +137,7 @@ async def test_nobody_waits_longer_than_allowed() -> None:
     desk = Desk(max_wait_s=0.05)
     await desk.ask("first")
     began_s = time.monotonic()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         await desk.ask("second")
     assert time.monotonic() - began_s >= 0.05
     assert desk.ends == [HoldEnd.TIMED_OUT]
@@ -169,7 +169,7 @@ async def test_a_client_that_leaves_in_the_moment_of_its_turn_gives_the_place_to
     leaver.cancel()  # its choice is there, but it has not woken up
     with pytest.raises(asyncio.CancelledError):
         await leaver
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         desk.free(await other)
     assert sorted(desk.ends) == [HoldEnd.LEFT, HoldEnd.RELEASED]
     assert desk.leases.open_count == 0
@@ -229,7 +229,7 @@ async def test_a_fault_goes_to_the_request_that_it_concerns(fault: Exception) ->
     tasks = [desk.start("one"), desk.start("two")]
     await waiting(desk, 2)
     desk.fault = fault
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert ended == [fault, fault]
     assert (len(desk.hold), desk.leases.open_count) == (0, 1)

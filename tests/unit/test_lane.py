@@ -91,7 +91,7 @@ async def test_a_place_is_free_when_the_work_ends_not_when_its_client_leaves() -
     with pytest.raises(LaneFullError):
         await lane.run(int)
     gate.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while lane._open:  # noqa: ASYNC110 - observes from outside
             await asyncio.sleep(0.001)
     assert await lane.run(int) == 0

@@ -75,7 +75,7 @@ class Rig:
         return viewer
 
     async def until_viewers(self, count: int) -> None:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(20):
             while self.snapshots.viewers() != count:  # noqa: ASYNC110 - observes from outside
                 await asyncio.sleep(0.002)
 
@@ -91,14 +91,14 @@ class Viewer:
     is_chunked: bool = True
 
     async def head(self) -> None:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(20):
             self.lines = (await self.reader.readuntil(b"\r\n\r\n")).decode()
         self.status = int(self.lines.split(" ", 2)[1])
         self.is_chunked = "chunked" in self.lines
 
     async def event(self) -> tuple[str, Any]:
         """Return the next event's name and data; ``("", None)`` at the end."""
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(20):
             while b"\n\n" not in self.rest:
                 more = await self._more()
                 if not more:
@@ -254,18 +254,6 @@ async def test_an_old_client_gets_the_events_without_chunks(rig: Rig) -> None:
     assert [name for name, _ in await viewer.events(3)] == ["history", "decisions", "snapshot"]
     rig.live.end()
     assert [name for name, _ in await viewer.events(2)] == ["end", ""]
-
-
-@pytest.mark.parametrize(
-    ("site", "status"),
-    [("same-origin", 200), ("none", 200), ("cross-site", 403), ("same-site", 403)],
-)
-async def test_other_pages_in_an_operators_browser_take_no_place(
-    rig: Rig, site: str, status: int
-) -> None:
-    viewer = await rig.viewer(get("/admin/events", f"Sec-Fetch-Site: {site}\r\n".encode()))
-    assert viewer.status == status
-    await rig.until_viewers(int(status == 200))
 
 
 async def test_decisions_are_bounded_and_those_left_out_are_counted(rig: Rig) -> None:

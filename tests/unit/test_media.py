@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt.codec import TokenizerCodec, load_codec
+from prompt.codec import load_codec
 from prompt.likeness import LIKENESS_BYTES, media_prompt
 from prompt.model import PromptTokens, ReadPrompt, Unroutable
 from prompt.reader import CHAT_PATH, MESSAGE_PATH, RESPONSE_PATH, PromptReader
 from prompt.request import decode_chat
+from prompt.tokenizer_codec import TokenizerCodec
 from state.memory import MemoryState
 from state.model import ChangeBatch, Generation, ReplicaId, ReplicaRecord, RouterId
 from state.prefix import TOKEN_BYTES, namespace_of, pack_tokens

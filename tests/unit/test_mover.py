@@ -89,7 +89,7 @@ class Below:
         return [number for number in numbers if key(number) in self.tiers.disk]
 
     async def until(self, settled_pages: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while sum(self.counts) < settled_pages:  # noqa: ASYNC110 - counters tell nobody
                 await asyncio.sleep(0.001)
 
@@ -204,7 +204,7 @@ async def test_a_reset_while_pages_are_written_leaves_none_of_them(tmp_path: Pat
         one.disk.may.set()
         await one.until(3)
         assert one.on_disk(range(3)) == []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while one.store.held_bytes:  # noqa: ASYNC110 - a thread removes them
                 await asyncio.sleep(0.001)
 

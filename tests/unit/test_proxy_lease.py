@@ -64,7 +64,7 @@ async def test_a_connection_that_fails_to_close_leaves_no_lease(
     )
     made = call()
     with pytest.raises(type(error)):
-        await Attempts(cast("Any", parts)).run(request, b"{}", made, choice)
+        await Attempts(cast("Any", parts)).run(request, made, choice)
     assert (leases.open_count, leases.inflight(A)) == (0, 0)
     assert placements.overlap(blocks(0, 1), 0.0) == {}
     assert footprints.room_tokens(A, 64, (blocks(0),), 64, 128) is None

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from router.config import HealthSettings
 from router.fleet import FleetTable
 from router.health import Health
+from router.health_setting import HealthSettings
 from router.rank import UNPINNED_PATHS, mates, one_of_each_engine
 from router.upstream import UpstreamPool, UpstreamSettings
 from sidecar.profile import SettingsError, SidecarSettings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from prompt.codec import Codec, load_codec
+from prompt.codec import Codec, PrefixCodec, load_codec
 from prompt.model import BadPromptError, PromptTokens, Unroutable
 from prompt.reader import CHAT_PATH, COMPLETION_PATH, PromptReader
 from state.model import ModelIdentity
@@ -258,3 +258,25 @@ async def test_a_short_chat_has_the_ids_of_a_remembered_one(codec: Codec) -> Non
             (known,) = (await remembering.read(CHAT_PATH, body)).prompts
             assert short.packed == known.packed
             assert short.is_exact == known.is_exact
+
+
+async def test_bodies_are_kept_up_to_a_bound_and_forgotten_when_told(codec: Codec) -> None:
+    bound_bytes = 1 << 20
+    async with PromptReader({"tiny": codec}, codec, kept_bytes=bound_bytes) as reader:
+        assert reader.used_bytes == 0
+        seen = []
+        for number in range(120):
+            text = f"{number} " * 5_000
+            await reader.read(CHAT_PATH, chat_body(text))
+            await reader.read(COMPLETION_PATH, completion_body(text))
+            seen.append(reader.used_bytes - codec_bytes(codec))
+        assert seen[10] > 10 * 5_000
+        assert bound_bytes < max(seen) <= 2 * bound_bytes
+        reader.forget()
+        assert reader.used_bytes == 0
+
+
+def codec_bytes(codec: Codec) -> int:
+    """Return what a codec keeps of texts."""
+    assert isinstance(codec, PrefixCodec)
+    return codec.used_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 import zstandard
 from prometheus_client import CollectorRegistry
 
+import router.recording
 from router.config import ConfigError, decode_config
 from router.error import NotFoundError
 from router.recording import (
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from router.request import Request
 
 BEGAN_UNIX_S = 1_700_000_000.0
+MODULE = router.recording.__file__
 
 
 def open_for(max_bytes: int) -> Recording:
@@ -42,6 +45,14 @@ def note_any(recording: Recording, logging: Logging, number: int) -> None:
         choices, routed, request_id=f"r{number}", started_unix_s=BEGAN_UNIX_S + number
     )
     recording.note(record, choices[-1], routed)
+
+
+async def add_all(recording: Recording, lines: list[Recorded], number: int) -> None:
+    """Add ``lines`` once more, all of them a thousand seconds times ``number`` later."""
+    for one in lines:
+        later_s = one.arrived_unix_s + 1_000 * number
+        recording.add(msgspec.structs.replace(one, arrived_unix_s=later_s))
+        await recording.settle()
 
 
 async def walked(recording: Recording, since_unix_s: float = 0.0) -> list[Recorded]:
@@ -124,6 +135,28 @@ async def test_chunks_that_are_too_old_are_passed_over() -> None:
     ]
     assert 0 < arrivals[0] <= 300
     assert arrivals == list(range(int(arrivals[0]), 400))
+
+
+async def test_the_bound_is_of_memory_taken_and_not_of_lengths() -> None:
+    """A compressed chunk must not keep the room that it might have needed."""
+    recording, logging = open_for(64 * 1024), Logging()
+    made = open_for(1 << 20)
+    for number in range(200):
+        note_any(made, logging, number)
+    lines = await walked(made)
+    for number in range(2):  # full before it is looked at
+        await add_all(recording, lines, number)
+    tracemalloc.start()
+    try:
+        for number in range(2, 5):
+            await add_all(recording, lines, number)
+        only = tracemalloc.Filter(inclusive=True, filename_pattern=MODULE)
+        taken = tracemalloc.take_snapshot().filter_traces([only])
+    finally:
+        tracemalloc.stop()
+    taken_bytes = sum(trace.size for trace in taken.traces)
+    assert 0 < taken_bytes <= 1.25 * 64 * 1024
+    assert (await walked(recording))[0].arrived_unix_s > BEGAN_UNIX_S + 1_000
 
 
 async def test_what_does_not_fit_is_dropped_and_counted() -> None:

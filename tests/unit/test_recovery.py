@@ -11,18 +11,21 @@ from router.account import Call
 from router.endpoint import Endpoint
 from router.error import (
     NoDescriptorError,
+    NoReplicaError,
     QuarantinedError,
     ReplicaBusyError,
     ReplicaClosedError,
     ReplicaConnectTimeoutError,
     ReplicaDiedError,
     ReplicaError,
+    ReplicaSilentError,
     ReplicaTimeoutError,
     ReplicaUnreachableError,
 )
 from router.fleet import Member
 from router.quarantine import Quarantine, QuarantineSettings
 from router.recovery import Recovery, RecoveryParts
+from router.retry import RetryReason
 from router.retry_budget import RetryBudget
 from router.retry_setting import RetrySettings
 from router.verdict import of_relayed
@@ -104,9 +107,11 @@ class Rig:
         replica: ReplicaId = A,
         body: bytes = BODY,
         open_requests: int = 10,
+        *,
+        others: bool = True,
     ) -> set[ReplicaId]:
-        """Return who is not to get the next try."""
-        tried: set[ReplicaId] = set()
+        """Return who is not to get the next try; ``others``: there is somebody else."""
+        tried: set[ReplicaId] = set() if others else set(MEMBERS)
         call.attempts.append(cast("Any", None))
         await self.recovery.settle(error, call, body, MEMBERS[replica], tried, open_requests)
         return tried
@@ -202,6 +207,64 @@ async def test_a_claim_ends_with_the_attempt_it_was_for(rig: Rig) -> None:
     with pytest.raises(ReplicaUnreachableError):
         await rig.settle(call, ReplicaUnreachableError("m"), C)
     assert rig.budget.in_progress == 0
+
+
+def told(rig: Rig, reason: str) -> float:
+    """Return how often a try was denied for ``reason``."""
+    samples = rig.recovery.denied.metric().samples
+    return sum(each.value for each in samples if each.labels.get("reason") == reason)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (ReplicaTimeoutError("m"), ReplicaTimeoutError),
+        (ReplicaSilentError("m"), ReplicaSilentError),
+        (ReplicaUnreachableError("m"), NoReplicaError),
+        (ReplicaBusyError(503, None), NoReplicaError),
+    ],
+)
+async def test_where_no_replica_is_left_nothing_is_spent_and_that_is_counted(
+    rig: Rig, error: ReplicaError, raised: type[Exception]
+) -> None:
+    """Both kinds of the budget are whole afterwards, and a late replica is told as late."""
+    for _ in range(10):
+        with pytest.raises(raised):
+            await rig.settle(rig.call(), error, others=False)
+    assert told(rig, "no_replica") == 10
+    assert told(rig, "budget") == 0
+    assert (rig.budget.in_progress, rig.waits) == (0, 0)
+    fresh = RetryBudget(RetrySettings(per_s=1_000.0), 0.0)
+    for _ in range(10):
+        fresh.deposit()
+    for budget in (rig.budget, fresh):
+        claims = [budget.take(1_000, 0.0, is_lost=False) for _ in range(20)]
+        assert sum(claim is not None for claim in claims) == 5  # 3, and a fifth of 10
+
+
+async def test_a_try_that_found_nobody_after_all_gives_back_what_it_took(rig: Rig) -> None:
+    """Who was left may be gone by the time that it is chosen."""
+    for outcome, count in (("failed", 1), ("cancelled", 1)):
+        call = rig.call()
+        await rig.settle(call, ReplicaTimeoutError("m"))
+        call.outcome = outcome
+        rig.recovery.ended(call)
+        rig.recovery.ended(call)
+        assert told(rig, "no_replica") == count
+    assert rig.budget.in_progress == 0
+    claims = [rig.budget.take(1_000, 0.0, is_lost=False) for _ in range(9)]
+    assert sum(claim is not None for claim in claims) == 3
+
+
+async def test_what_a_silent_replica_had_is_moved_like_what_a_dead_one_had(rig: Rig) -> None:
+    """It waits for its turn, and is no suspect."""
+    rig.budget.take(0, 0.0, is_lost=True)
+    call = rig.call()
+    assert await rig.settle(call, ReplicaSilentError("m")) == {A}
+    assert call.retry_reason is RetryReason.SILENT
+    assert not call.is_suspect
+    with pytest.raises(ReplicaSilentError):
+        await rig.settle(call, ReplicaSilentError("m"), B)
 
 
 async def test_another_try_is_counted_once_and_not_before_it_goes_out(rig: Rig) -> None:

@@ -209,7 +209,7 @@ async def test_the_fleet_takes_a_named_replica_when_its_name_is_known() -> None:
     await state.register(record("http://a:1"))
     assert (dict(table.members()), table.unusable) == ({}, frozenset())
     looking = asyncio.create_task(table.registration.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not table.members():  # noqa: ASYNC110 - observes from outside
             await asyncio.sleep(0.01)
     looking.cancel()

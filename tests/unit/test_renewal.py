@@ -115,7 +115,7 @@ class _Rig:
     async def steps(self, count: int) -> None:
         """Let the announcer do so many of its most urgent things."""
         for _ in range(count):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await self.announcer._step()
 
     async def start(self, *handles: int) -> None:

@@ -6,12 +6,13 @@ from random import Random
 
 import pytest
 
+from state.block_table import DictTable
 from state.holding import PORTION_BLOCKS, Holding
 from state.model import BlockId, ReplicaId, Tier
-from state.residency import ENTRY_BYTES, HOLDER_BYTES, MIN_BYTES, Residency
+from state.residency import HOLDER_BYTES, MIN_BYTES, Residency
 from support.fleet_state import A, B, C, block
 
-FITS = MIN_BYTES // (ENTRY_BYTES + HOLDER_BYTES)
+FITS = MIN_BYTES // (DictTable.entry_bytes + HOLDER_BYTES)
 """About so many blocks of one holder each fit into the smallest bound."""
 
 
@@ -182,3 +183,14 @@ def test_the_oldest_blocks_of_a_journal_are_taken_first() -> None:
     assert holding.take(100) == chain[10:100]
     assert holding.take(5000) == chain[100:PORTION_BLOCKS]
     assert holding.take(5000)[0] == chain[PORTION_BLOCKS]
+
+
+def test_a_journal_lets_go_of_what_went_in_the_order_in_which_it_came() -> None:
+    """As with an engine's least recently used blocks: nothing is noted as gone for long."""
+    holding = Holding(2, Tier.GPU)
+    chain = list(_chain(0, 8 * PORTION_BLOCKS))
+    holding.add(chain)
+    for start in range(0, 6 * PORTION_BLOCKS, 64):
+        holding.remove(chain[start : start + 64])
+        assert holding.journal_blocks <= holding.blocks + PORTION_BLOCKS
+    assert list(holding) == chain[6 * PORTION_BLOCKS :]

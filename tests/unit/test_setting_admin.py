@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router.config import Config
-from router.setting_admin import SettingAdmin, SettingAdminParts
+from router.setting_admin import SettingAdmin
+from router.setting_change import SettingAdminParts
 from router.setting_view import SetBody
 from router.settings import SettingRules
 from state.setting_book import SettingBook
@@ -59,14 +60,14 @@ async def test_a_client_that_leaves_amid_its_change_leaves_two_records_of_it(
             **given,
         )
     )
-    monkeypatch.setattr(admin, "_read", read)
+    monkeypatch.setattr(admin.changes, "read", read)
     handler = asyncio.create_task(admin.change(None))  # type: ignore[arg-type]
     await store.has_taken.wait()
     handler.cancel()
     store.may_answer.set()
     with pytest.raises(asyncio.CancelledError):
         await handler
-    await admin.settled()
+    await admin.changes.settled()
 
     assert results == ["begun", "done"]
     assert book.version == 1

@@ -148,7 +148,7 @@ VALUES = st.recursive(
     ),
     max_leaves=6,
 )
-OBJECTS = st.dictionaries(st.sampled_from([*SECTIONS, "drains", "a"]), VALUES, max_size=4)
+OBJECTS = st.dictionaries(st.sampled_from([*SECTIONS, "drains", "canary", "a"]), VALUES, max_size=4)
 
 
 @given(OBJECTS, OBJECTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from router.config import ConfigError, decode_config
 from router.error import NotFoundError
 from router.shadow_policy import QUEUED, ShadowDesk, ShadowSettings, open_shadow
 from state.model import ReplicaId
+from support.fleet import until
 from support.logged import Logging
 from warmroute.shadow import lines_of
 
@@ -46,7 +48,6 @@ class Rig:
             self.registry,
             self._clock,
         )
-        assert shadow is not None
         self.shadow: ShadowPolicy = shadow
         self.choices: list[Choice] = []
 
@@ -167,6 +168,42 @@ def test_other_settings_begin_the_comparison_anew_and_older_decisions_are_left_o
     assert rig.shadow.report().overall.decisions == 10
 
 
+def test_a_policy_is_started_replaced_and_stopped_while_requests_come() -> None:
+    rig = Rig(LeastLoaded())
+    rig.decide(5)
+    rig.shadow.adopt(ShadowSettings(policy=RoundRobin()))
+    rig.decide(7)
+    rig.shadow.ask(FOREVER_S)
+    assert (rig.shadow.report().policy, rig.shadow.report().overall.decisions) == ("round_robin", 7)
+    rig.shadow.adopt(ShadowSettings(policy=RoundRobin(), sample=0.5))  # the comparison goes on
+    assert rig.shadow.report().overall.decisions == 7
+    rig.decide(5)
+    rig.shadow.adopt(ShadowSettings(policy=RoundRobin(), enabled=False))
+    rig.decide(5)
+    rig.shadow.ask(FOREVER_S)
+    with pytest.raises(NotFoundError, match="warmroute shadow start"):
+        rig.shadow.report()
+    rig.shadow.adopt(ShadowSettings(policy=RoundRobin()))
+    assert rig.shadow.report().overall.decisions == 0
+
+
+async def test_the_task_of_a_shadow_that_was_off_asks_as_soon_as_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.shadow_policy.TICK_S", 0.001)
+    rig = Rig(LeastLoaded(), enabled=False)
+    task = asyncio.create_task(rig.shadow.run())
+    await asyncio.sleep(0)
+    rig.shadow.adopt(ShadowSettings(policy=LeastLoaded()))
+    rig.decide(3)
+
+    async def are_asked() -> bool:
+        return rig.shadow.report().overall.decisions == 3
+
+    await until(are_asked, "three answers", 30)
+    task.cancel()
+
+
 def test_it_takes_no_more_time_than_it_may_and_what_it_has_none_for_is_counted() -> None:
     rig = Rig(LeastLoaded())
     rig.decide(QUEUED + 30)
@@ -193,10 +230,11 @@ async def test_without_a_policy_there_is_no_shadow_and_operators_are_told(
 ) -> None:
     registry = CollectorRegistry()
     decided_by: Callable[[], Any] = Rig(LeastLoaded()).logging.choosing.chooser.__class__
-    assert open_shadow(ShadowSettings(), decided_by, registry, lambda: 0.0) is None
-    assert list(registry.collect()) == []
+    shadow = open_shadow(ShadowSettings(), decided_by, registry, lambda: 0.0)
+    [family] = registry.collect()
+    assert {sample.value for sample in family.samples} == {0.0}
     with pytest.raises(NotFoundError, match=r"shadow\.policy"):
-        await ShadowDesk(None).answer(anything)
+        await ShadowDesk(shadow).answer(anything)
 
 
 @pytest.fixture

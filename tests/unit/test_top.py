@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from router.history import Minute
 from router.replica_view import RouterView
 from router.snapshot import DiagnosisRow, ReplicaRow, Snapshot
+from router.sums import Minute
 from state.model import Rung
 from warmroute import top
 from warmroute.cli import UsageError, build_parser
@@ -89,11 +89,33 @@ def snapshot(*rows: ReplicaRow, rung: Rung = Rung.LIVE, **changes: Any) -> Snaps
     return msgspec.structs.replace(base, **changes)
 
 
-def drawn(shown: Snapshot, *, sort: str = "name", height: int | None = None) -> list[str]:
-    console = Console(file=io.StringIO(), width=160, highlight=False)
-    console.print(top.frame(shown, sort, height))
+def drawn(
+    shown: Snapshot, *, sort: str = "name", height: int | None = None, width: int = 160
+) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(top.frame(shown, sort, height, width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
+def test_a_narrow_terminal_has_fewer_columns_and_no_half_ones(width: int) -> None:
+    rows = [row(f"gpu-{number}", state="slow_start", left_s=29.0) for number in range(3)]
+    lines = drawn(snapshot(*rows), width=width)
+    assert max(map(len, lines)) <= width
+    (head,) = [line for line in lines if line.startswith("replica ")]
+    shown = [name for name in top.COLUMNS if name in head]
+    table = lines[lines.index(head) + 1 :][:3]
+    for line, one in zip(table, rows, strict=True):
+        assert "…" not in line
+        cells = dict(zip(top.COLUMNS, top.cells(one), strict=True))
+        assert all(cells[name].rstrip() in line for name in shown)
+    left_out = [name for name in top.COLUMNS if name not in shown]
+    told = " ".join(line.strip() for line in lines[lines.index(head) + 4 :])
+    assert all(name in told for name in left_out)
+    assert bool(left_out) is (width < 150)
+    if width >= 80:
+        assert {"in flight", "kv", "req/min", "hits", "p95"} <= set(shown)
 
 
 def test_a_frame_has_the_router_the_last_minute_and_every_replica() -> None:

@@ -60,16 +60,44 @@ def test_a_request_that_has_a_trace_is_traced_as_that_says(
     made, _ = tracing(sample)
     one = call()
     one.trace_id = TRACE
-    made.begin(one, TraceParent(TRACE, PARENT_SPAN, is_sampled))
+    made.begin(one, TraceParent(TRACE, PARENT_SPAN, is_sampled), is_trusted=False)
     assert (one.spans is not None) is is_sampled
     assert one.trace_id == TRACE
+
+
+def granted(made: Tracing, now_s: float, count: int, *, is_trusted: bool = False) -> int:
+    """Return how many of ``count`` sampled requests at one moment are traced."""
+    calls = [Call("r1", None, "/v1/chat/completions", now_s, 1_000.0) for _ in range(count)]
+    for one in calls:
+        made.begin(one, TraceParent(TRACE, PARENT_SPAN, is_sampled=True), is_trusted=is_trusted)
+    return sum(one.spans is not None for one in calls)
+
+
+def test_clients_have_so_many_of_their_requests_traced_in_a_second_and_proxies_all() -> None:
+    """Whoever marks each request as sampled would have each cost a trace."""
+    made = Tracing(TracingSettings(parents_per_s=5.0), Kept(), random.Random(3))
+    assert granted(made, 10.0, 100) == 5
+    assert granted(made, 10.0, 100, is_trusted=True) == 100
+    assert granted(made, 9.0, 100) == 0
+    assert granted(made, 10.5, 100) == 2
+    assert granted(made, 1_000.0, 100) == 5
+    (passed_over,) = [each for each in made.collect() if each.name == "warmroute_untraced_parents"]
+    assert passed_over.samples[0].value == 95 + 100 + 98 + 95
+
+
+@pytest.mark.parametrize(("per_s", "first"), [(0.0, 0), (0.5, 1)])
+def test_none_or_one_in_a_while_can_be_all_that_clients_get(per_s: float, first: int) -> None:
+    made = Tracing(TracingSettings(parents_per_s=per_s), Kept(), random.Random(3))
+    assert granted(made, 10.0, 10) == first
+    assert granted(made, 11.0, 10) == 0
+    assert granted(made, 12.0, 10) == first
 
 
 def test_of_requests_without_a_trace_a_share_begins_one() -> None:
     made, _ = tracing(0.25)
     calls = [call() for _ in range(1_000)]
     for one in calls:
-        made.begin(one, None)
+        made.begin(one, None, is_trusted=True)
     traced = [one for one in calls if one.spans is not None]
     assert 180 < len(traced) < 320
     assert len({one.trace_id for one in traced}) == len(traced)
@@ -80,7 +108,7 @@ def test_of_requests_without_a_trace_a_share_begins_one() -> None:
 def test_the_spans_of_a_request_follow_each_other_below_its_own() -> None:
     made, kept = tracing()
     one = call()
-    made.begin(one, TraceParent(TRACE, PARENT_SPAN, is_sampled=True))
+    made.begin(one, TraceParent(TRACE, PARENT_SPAN, is_sampled=True), is_trusted=False)
     spans = one.spans
     assert spans is not None
     [choice], routed = Logging().decide(range(100))

@@ -27,7 +27,7 @@ from state.model import (
 from state.placement import Placements
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from router.resilience import Resilience
 
@@ -142,6 +142,36 @@ async def test_a_sidecar_that_comes_or_goes_is_no_other_life_of_its_replica() ->
     await state.register(record("second"))
     upkeep.tick()
     assert seen == [GPU]
+
+
+async def test_what_is_guessed_of_a_replica_outlives_its_sidecar_and_not_its_cache() -> None:
+    state, know, upkeep = rig()
+    await state.register(structs.replace(record("first"), cache_life="a"))
+    upkeep.tick()
+    know.guessed.of("").place(GPU, CHAIN, 0.0)
+    await state.register(structs.replace(record("second"), cache_life="a"))
+    upkeep.tick()
+    assert know.guessed.resident(GPU) == 2
+    await state.register(structs.replace(record("third"), cache_life="b"))
+    upkeep.tick()
+    assert know.guessed.resident(GPU) == 0
+
+
+async def test_a_newcomer_is_told_from_a_replica_that_returns() -> None:
+    """Its sidecar was stopped and started: the replica left, and came in the same life."""
+    state, know, _ = rig()
+    availability = SimpleNamespace(restarted=lambda _: None, has_returned=None)
+    resilience = SimpleNamespace(availability=availability, tick=int)
+    fleet = FleetTable(know.reader, ())
+    upkeep = Upkeep(know, fleet, 600.0, lambda: 0.0, resilience=cast("Resilience", resilience))
+    has_returned = cast("Callable[[ReplicaId], bool]", availability.has_returned)
+    for generation, life, is_back in (("1", "a", False), ("2", "a", True), ("3", "b", False)):
+        await state.register(structs.replace(record(generation), cache_life=life))
+        assert has_returned(GPU) is is_back
+        upkeep.tick()
+        assert has_returned(GPU) is is_back
+        await state.deregister(GPU, Generation(generation))
+        upkeep.tick()
 
 
 @pytest.mark.parametrize(

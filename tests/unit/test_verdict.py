@@ -41,6 +41,7 @@ def relayed(status: int, outcome: str = "done", reason: str = "complete") -> Rel
         (relayed(200, "failed", "chunk_idle"), Verdict.FAILURE),
         (relayed(200, "failed", "first_byte_timeout"), Verdict.FAILURE),
         (relayed(200, "failed", "error_event"), Verdict.NEUTRAL),
+        (relayed(200, "failed", "replica_silent"), Verdict.NEUTRAL),
         (relayed(200, "cancelled", "client_gone"), Verdict.NEUTRAL),
         (relayed(200, "cancelled", "write_stall"), Verdict.NEUTRAL),
     ],

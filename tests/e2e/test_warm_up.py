@@ -1,0 +1,167 @@
+"""Replicas that begin with an empty cache are warm before clients ask, within a budget."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from support.fleet import FleetPlan, until
+from support.warm import BLOCK_TOKENS, WARM, WarmFleet, tokens_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from support.valkey import ValkeyProcess
+
+PREFIX = 1_024
+LONG = 4_096
+SLOW = ("--preset", "llama-8b-h100", "--speed-up", "0.2")
+"""A step of 512 tokens takes a third of a second."""
+
+
+@asynccontextmanager
+async def warm_fleet(
+    folder: Path,
+    valkey: ValkeyProcess,
+    *flags: str,
+    workers: int = 1,
+    routers: int = 1,
+    **config: Any,
+) -> AsyncIterator[WarmFleet]:
+    plan = FleetPlan(state_url=valkey.url, replicas=0, routers=0)
+    async with WarmFleet(folder, plan) as fleet:
+        await fleet.start_engines(workers, *flags)
+        for _ in range(routers):
+            await fleet.add_router(**config)
+        yield fleet
+
+
+async def test_two_routers_fill_a_restarted_worker_once_and_up_to_the_budget(
+    tmp_path: Path, valkey: ValkeyProcess
+) -> None:
+    """The hottest prefix first; of the next one as many blocks as are left of the budget."""
+    part = 4 * BLOCK_TOKENS
+    warm_up = {**WARM, "tokens": PREFIX + part + BLOCK_TOKENS - 1}
+    async with warm_fleet(tmp_path, valkey, routers=2, warm_up=warm_up) as fleet:
+        hottest, next_one = tokens_of("hottest", PREFIX), tokens_of("next one", PREFIX)
+        for router in fleet.routers:
+            await fleet.make_hot(next_one, router)
+            await fleet.make_hot(hottest, router, times=12)
+            await fleet.kept(2, router)
+
+        await fleet.restart(0)
+
+        jobs = [await fleet.job("warm_up", "w0", router) for router in fleet.routers]
+        assert [job["spent_tokens"] for job in jobs] == [PREFIX + part] * 2
+        assert sum(job["computed_tokens"] for job in jobs) == PREFIX + part
+        assert await fleet.computed(0) == PREFIX + part
+        assert await fleet.inflight() == 0
+        first = await fleet.ask(hottest + tokens_of("first", 70))
+        assert (first.cached_tokens, first.predicted_tokens) == (PREFIX, PREFIX)
+        second = await fleet.ask(next_one + tokens_of("second", 70), fleet.routers[1])
+        assert (second.cached_tokens, second.predicted_tokens) == (part, part)
+
+
+async def test_clients_go_first_and_what_was_cut_off_goes_on_afterwards(
+    tmp_path: Path, valkey: ValkeyProcess
+) -> None:
+    async with warm_fleet(tmp_path, valkey, *SLOW, routers=2) as fleet:
+        prefix = tokens_of("system", LONG)
+        await fleet.make_hot(prefix)
+        await fleet.kept(1)
+        await fleet.restart(0)
+
+        async def is_computing() -> bool:
+            return await fleet.in_engine(fleet.replicas[0]) > 0
+
+        for asked in fleet.routers:
+            await until(is_computing, "a warm-up on the worker")
+            await fleet.ask(tokens_of(f"a client of {asked.url}", 256), asked)
+            job = await fleet.job("warm_up", "w0", ended=False)
+            assert not job["end"]
+        assert job["gave_way"] >= 2
+        done = await fleet.job("warm_up", "w0")
+        assert (done["end"], done["done"]) == ("done", 1)
+        first = await fleet.ask(prefix + tokens_of("first", 70))
+        assert first.cached_tokens == LONG
+        metrics = await fleet.gauges(fleet.router.url)
+        assert metrics["warmroute_requests_total"] == 8
+        assert metrics["warmroute_warm_up_requests_total"] >= LONG / 512
+
+
+async def test_another_router_goes_on_where_one_died_within_the_same_budget(
+    tmp_path: Path, valkey: ValkeyProcess
+) -> None:
+    warm_up = {**WARM, "tokens": LONG}
+    async with warm_fleet(tmp_path, valkey, *SLOW, routers=2, warm_up=warm_up) as fleet:
+        prefix = tokens_of("system", LONG)
+        for router in fleet.routers:
+            await fleet.make_hot(prefix, router)
+            await fleet.kept(1, router)
+        await fleet.restart(0)
+        doing: list[int] = []
+
+        async def has_begun() -> bool:
+            rows = [await fleet.job("warm_up", "w0", one, ended=False) for one in fleet.routers]
+            doing[:] = [at for at, row in enumerate(rows) if row["state"] == "working"]
+            assert len(doing) < 2
+            return bool(doing) and rows[doing[0]]["computed_tokens"] > 0
+
+        await until(has_begun, "a router warms the worker")
+        fleet.routers[doing[0]].child.process.send_signal(signal.SIGKILL)
+        left = fleet.routers[1 - doing[0]]
+
+        job = await fleet.job("warm_up", "w0", left)
+
+        assert job["end"] in {"done", "tokens"}
+        assert job["spent_tokens"] <= LONG
+        assert await fleet.computed(0) <= LONG + 512
+        first = await fleet.ask(prefix + tokens_of("first", 70), left)
+        assert first.cached_tokens >= LONG - 512
+
+
+async def test_a_worker_that_dies_is_warmed_in_its_next_life_and_no_store_means_no_warm_up(
+    tmp_path: Path, valkey: ValkeyProcess
+) -> None:
+    async with warm_fleet(tmp_path, valkey, *SLOW) as fleet:
+        prefix = tokens_of("system", LONG)
+        await fleet.make_hot(prefix)
+        await fleet.kept(1)
+        await fleet.restart(0)
+
+        async def has_begun() -> bool:
+            row = await fleet.job("warm_up", "w0", ended=False)
+            return bool(row["state"] == "working" and row["computed_tokens"])
+
+        await until(has_begun, "a warm-up")
+        await fleet.restart(0)
+
+        async def has_begun_again() -> bool:
+            ends = [row["end"] for row in (await fleet.warm_ups())["jobs"]]
+            return ends == ["", "obsolete"]
+
+        await until(has_begun_again, "another warm-up in place of the first")
+        await until(has_begun, "its first tokens")
+
+        valkey.freeze()
+        try:
+
+            async def is_at_rest() -> bool:
+                return await fleet.in_engine(fleet.replicas[0]) == 0
+
+            await until(is_at_rest, "the end of what was under way")
+            before = await fleet.computed(0)
+            got = await fleet.ask(tokens_of("a client", 256))
+            assert got.prompt_tokens == 256
+            await asyncio.sleep(1.5)
+            assert await fleet.computed(0) == before + 256
+            row = await fleet.job("warm_up", "w0", ended=False)
+            assert (row["state"], row["end"]) == ("waiting", "")
+        finally:
+            valkey.thaw()
+        job = await fleet.job("warm_up", "w0")
+        assert (job["end"], job["done"]) == ("done", 1)
+        assert (await fleet.ask(prefix + tokens_of("first", 70))).cached_tokens == LONG
