@@ -104,7 +104,7 @@ test-varnish: $(DEV) ## The scripts of tests/varnish: varnishtest as client and 
 	@$(BIN)/python -m pytest -m heavy tests/tool/test_varnish.py
 
 test-state: $(DEV) ## Eight routers, two primaries, a million blocks, clocks apart (WARMROUTE_FAKETIME=/path/to/libfaketime.so.1)
-	@$(BIN)/python -m pytest -m heavy tests/contract tests/e2e/test_state_herd.py
+	@$(BIN)/python -m pytest -m heavy tests/contract tests/e2e/test_state_herd.py tests/e2e/test_herd.py
 
 chaos: $(DEV) ## Every fault of tests/chaos once, in the order of a seed (CHAOS="--seed N --minutes M --only C-01,C-11")
 	@PYTHONPATH=.:tests $(BIN)/python -m chaos.run $(CHAOS)

@@ -48,7 +48,7 @@ BATCH_BLOCKS: Final = 64
 REPLICAS: Final = 16
 PROMPT_BLOCKS: Final = 2_000
 HOLDERS: Final = 64
-COLD_CHAINS: Final = 12
+COLD_CHAINS: Final = 8
 BUDGET_MB: Final = 90
 BUDGET_SERVER_MB: Final = 120
 LOOKUP_BUDGET: Final = "150 us"
@@ -143,8 +143,7 @@ def grown(form: str, case: str, blocks: int) -> float:
 
 def in_own_process(form: str, case: str, blocks: int) -> float:
     """Return what ``grown`` returns in a process of its own."""
-    fork = multiprocessing.get_context("fork")
-    with fork.Pool(1) as pool:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(grown, (form, case, blocks))
 
 
@@ -255,7 +254,7 @@ def lookup_rows(rounds: int, forms: Sequence[str]) -> list[Row]:
         found = [index.overlap(asked[0]) for index in indexes.values()]
         check(found, case)
         hot_calls = overlaps(indexes, absent if case == "nobody" else asked[0])
-        hot = in_turns(hot_calls, rounds)
+        hot = in_turns(hot_calls, 5 * rounds)
         cold: dict[str, float] = {}
         for form, index in indexes.items():
             each = [timed(lambda: index.overlap(chain)) for chain in asked]  # noqa: B023 - at once

@@ -1,13 +1,13 @@
 """The first requests after a restart, with and without warm-up: hits and times to first token.
 
-    python bench/warm_bench.py [--rounds N] [--rate R] [--first N] [--speed-up X]
+    python bench/warm_bench.py [--rounds N] [--rate R] [--first N] [--own N] [--speed-up X]
 
-Three bundled workers with the clock of an 8B model on an H100, times ``--speed-up``, a sidecar each,
-one router. Twelve system prompts of 4,096 tokens, their shares of the traffic by Zipf's law,
-each request with 128 tokens of its own. One worker is killed under load and started again. Looked
-at are the ``first`` requests from the moment on at which the router knows of its new life: all of
-them, and those that it answered. Its warm-up, where there is one, begins then, under the same load.
-Rounds take turns, with the same draws.
+Three bundled workers with the clock of an 8B model on an H100, times ``--speed-up``, a sidecar
+each, one router. Twelve system prompts of 4,096 tokens, their shares of the traffic by Zipf's law,
+each request with ``own`` tokens of its own. One worker is killed under load and started again.
+Looked at are the ``first`` requests from the moment on at which the router knows of its new life:
+all of them, and those that it answered. Its warm-up, where there is one, begins then, under the
+same load. Rounds take turns, with the same draws.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from support.warm import WarmFleet, tokens_of
 
 PREFIXES: Final = 12
 PREFIX_TOKENS: Final = 4_096
-OWN_TOKENS: Final = 128
 OUTPUT_TOKENS: Final = 4
 WORKERS: Final = 3
 WARM_REQUESTS: Final = 90
@@ -56,6 +55,7 @@ class Traffic:
 
     fleet: WarmFleet
     rate_per_s: float
+    own_tokens: int
     draw: random.Random
     served: list[Served] = field(default_factory=list)
 
@@ -67,7 +67,7 @@ class Traffic:
             number, due_s = 0, time.monotonic()
             while True:
                 [prefix] = self.draw.choices(prefixes, shares)
-                prompt = prefix + tokens_of(f"own {number}", OWN_TOKENS)
+                prompt = prefix + tokens_of(f"own {number}", self.own_tokens)
                 tasks.create_task(self.ask(prompt))
                 number, due_s = number + 1, due_s + 1.0 / self.rate_per_s
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
@@ -115,7 +115,8 @@ async def one_run(folder: Path, options: argparse.Namespace, *, is_warmed: bool)
             hot_prefix={},
             health={"slow_start_s": 60.0 / options.rate},
         )
-        traffic = Traffic(fleet, options.rate, random.Random(1))  # noqa: S311 - traffic
+        draw = random.Random(1)  # noqa: S311 - traffic
+        traffic = Traffic(fleet, options.rate, options.own, draw)
         load = asyncio.create_task(traffic.run())
         await asyncio.sleep(WARM_REQUESTS / options.rate)
         await fleet.restart(0)
@@ -178,7 +179,12 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3, help="pairs of runs (default: 3)")
-    parser.add_argument("--rate", type=float, default=6.0, help="requests per second (default: 6)")
+    parser.add_argument(
+        "--rate", type=float, default=12.0, help="requests per second (default: 12)"
+    )
+    parser.add_argument(
+        "--own", type=int, default=1_024, help="tokens that are a request's own (default: 1024)"
+    )
     parser.add_argument(
         "--speed-up", type=float, default=1.0, help="of the workers' clock (default: 1)"
     )

@@ -43,8 +43,8 @@ SAMPLES: Final = 512
 LEAST_SAMPLES: Final = 50
 STREAMS: Final = "streams"
 BALANCE_MOST: Final = 20.0
-ENDS: Final = ("won", "lost", "failed", "left")
-DENIALS: Final = ("budget", "overload", "no_replica")
+HEDGE_ENDS: Final = ("won", "lost", "failed", "left")
+HEDGE_DENIALS: Final = ("budget", "overload", "no_replica")
 
 
 class Delays:
@@ -219,14 +219,14 @@ class Hedging(Collector):
                 "hedges",
                 "Requests sent to two replicas, by how the second one ended.",
                 "end",
-                ENDS,
+                HEDGE_ENDS,
                 self.ends,
             ),
             (
                 "hedges_denied",
                 "Requests that waited for long and were not, by why.",
                 "reason",
-                DENIALS,
+                HEDGE_DENIALS,
                 self.denied,
             ),
         ):

@@ -23,7 +23,7 @@ from router.warm_job import Job, JobEnd, JobKind, JobRow, JobState
 from state.model import Rung
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from prometheus_client import Metric
 
@@ -54,6 +54,17 @@ class WarmUpView(Struct, frozen=True, kw_only=True):
     kept_prefixes: int
     kept_bytes: int
     jobs: tuple[JobRow, ...]
+
+
+def whole_warm_ups(told: Sequence[WarmUpView]) -> WarmUpView:
+    """Return what the processes of one router tell together: their jobs, those that go on first."""
+    jobs = [job for view in told for job in view.jobs]
+    return WarmUpView(
+        enabled=any(view.enabled for view in told),
+        kept_prefixes=sum(view.kept_prefixes for view in told),
+        kept_bytes=sum(view.kept_bytes for view in told),
+        jobs=tuple(sorted(jobs, key=lambda job: (bool(job.end), -job.began_unix_s))),
+    )
 
 
 class WarmUps(Collector):

@@ -31,7 +31,6 @@ class CacheLife:
 
     def __init__(self) -> None:
         self._process = ""
-        self._lost = ""
         self.name = ""
 
     def begin(self, profile: EngineProfile, reason: RenewalReason, *, is_known: bool) -> None:
@@ -41,23 +40,17 @@ class CacheLife:
         """
         process = _process_of(profile)
         if not is_known:
-            self._lost, self._process, self.name = self._process, "", ""
+            self._process = self.name = ""
         elif process != self._process:
             self._process = self.name = process
         elif process and reason in _VOIDING:
-            self.name = _marked(process)
+            self.name = f"{process}.{secrets.token_hex(3)}"
 
     def settled(self, profile: EngineProfile) -> str:
         """Return the name, now that the engine was asked."""
         if not self.name:
-            process = self._process = _process_of(profile)
-            # An engine may lose its cache, and count its events anew, within its process.
-            self.name = _marked(process) if process and process == self._lost else process
+            self._process = self.name = _process_of(profile)
         return self.name
-
-
-def _marked(process: str) -> str:
-    return f"{process}.{secrets.token_hex(3)}"
 
 
 def _process_of(profile: EngineProfile) -> str:

@@ -176,10 +176,10 @@ int64_t wr_table_put(table *t, const char *ids, int64_t count, const uint32_t *n
     return changed;
 }
 
-/* Note where each run of equal numbers ends, at most `most` of them, and which it is. With
- * `until_unknown` the first id that is not in the table is the last one looked at. */
-int64_t wr_table_walk(const table *t, const char *ids, int64_t count, int until_unknown,
-                      int64_t most, int64_t *ends, uint32_t *numbers) {
+/* Note where each run of equal numbers ends, counted on from `before`, and which it is; at most
+ * `most` of them. With `until_unknown` the first id that is not in the table is the last one looked at. */
+int64_t wr_table_walk(const table *t, const char *ids, int64_t count, int64_t before,
+                      int until_unknown, int64_t most, int64_t *ends, uint32_t *numbers) {
     int64_t pieces = 0;
     for (int64_t at = 0; at < count; at++) {
         look_ahead(t, ids, at, count);
@@ -188,7 +188,7 @@ int64_t wr_table_walk(const table *t, const char *ids, int64_t count, int until_
             if (pieces == most) return pieces;
             numbers[pieces++] = number;
         }
-        ends[pieces - 1] = at + 1;
+        ends[pieces - 1] = before + at + 1;
         if (until_unknown && !number) break;
     }
     return pieces;

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import shlex
 import subprocess
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from state.block_table import BlockTable
+
+_log = logging.getLogger(__name__)
 
 SOURCE: Final = Path(__file__).with_name("block_table.c")
 _FLAGS: Final = ("-O2", "-shared", "-fPIC")
@@ -53,7 +56,9 @@ class Library:
         self.put = function("put", count, address, ids, count, address)
         number = ctypes.c_uint32
         self.replace = function("replace", count, address, ids, count, number, number)
-        self.walk = function("walk", count, address, ids, count, flag, count, address, address)
+        self.walk = function(
+            "walk", count, address, ids, count, count, flag, count, address, address
+        )
 
 
 def library_path(directory: Path = SOURCE.parent) -> Path:
@@ -76,9 +81,11 @@ def build(directory: Path = SOURCE.parent, compiler: Sequence[str] = ("cc",)) ->
 def load(path: Path | None = None) -> Library | None:
     """Return the helper, None where it was not built or does not load here."""
     try:
-        return Library(path or library_path())
+        library = Library(path or library_path())
     except (OSError, AttributeError):
         return None
+    _log.info("the index takes its compiled helper")
+    return library
 
 
 def table_maker(library: Library | None) -> Callable[[], BlockTable]:

@@ -11,6 +11,7 @@ import secrets
 import weakref
 from array import array
 from collections import Counter
+from itertools import chain as flatten
 from itertools import compress
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -98,21 +99,26 @@ class NativeTable:
 
     def walk(self, chain: Sequence[BlockId], *, until_unknown: bool) -> Iterator[tuple[int, int]]:
         """Yield ``(depth, bitmap)``: so it is from the depth before up to this one."""
-        masks, ends, numbers = self._sets.masks, self._ends, self._numbers
-        walk, table = self._library.walk, self._table
-        ends_at, numbers_at = ends.buffer_info()[0], numbers.buffer_info()[0]
+        return flatten.from_iterable(self._portions(chain, until_unknown=until_unknown))
+
+    def _portions(
+        self, chain: Sequence[BlockId], *, until_unknown: bool
+    ) -> Iterator[Iterator[tuple[int, int]]]:
+        """Yield what ``walk`` does, a portion of the chain at a time."""
+        mask_of = self._sets.masks.__getitem__
+        ends, numbers = self._ends, self._numbers
+        places = ends.buffer_info()[0], numbers.buffer_info()[0]
         depth, portion = 0, _FIRST_BLOCKS
         while depth < len(chain):
             part = chain[depth : depth + portion]
             joined = b"".join(part)
-            pieces = walk(table, joined, len(part), until_unknown, _PIECES, ends_at, numbers_at)
-            found = list(zip(ends[:pieces], numbers[:pieces], strict=True))
-            for end, number in found:
-                yield depth + end, masks[number]
-            end, number = found[-1]
-            if until_unknown and not number:
+            pieces = self._library.walk(
+                self._table, joined, len(part), depth, until_unknown, _PIECES, *places
+            )
+            depth, last = ends[pieces - 1], numbers[pieces - 1]
+            yield zip(ends[:pieces], map(mask_of, numbers[:pieces]), strict=True)
+            if until_unknown and not last:
                 return
-            depth += end
             portion = _PORTION_BLOCKS
 
     def _get(self, joined: bytes, count: int) -> array[int]:

@@ -23,14 +23,14 @@ from collections import deque
 from functools import reduce
 from itertools import compress
 from operator import or_
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from state.block_table import ASKED, DictTable
 from state.holding import PORTION_BLOCKS, Holding
 from state.model import Overlap, ReplicaId, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from state.block_table import BlockTable
     from state.model import BlockId
@@ -45,6 +45,7 @@ _CHECK_BLOCKS: Final = 512
 """So many new blocks may come before the bound is looked at; it is kept that much below."""
 _SWEEP_PER_CHANGE: Final = 2
 _SWEEP_FLOOR_BLOCKS: Final = 64
+_Value = TypeVar("_Value")
 
 
 class Residency:
@@ -128,11 +129,12 @@ class Residency:
         lower = [table for table in self._tables.values() if table is not gpu and len(table)]
         gpu_runs = self._runs(chain, [gpu])
         if not lower:
-            return {replica: Overlap(run, run) for replica, run in gpu_runs.items()}
-        any_runs = self._runs(chain, [gpu, *lower])
+            return self._named([(bits, Overlap(run, run)) for run, bits in gpu_runs])
+        gpu_blocks = self._named([(bits, run) for run, bits in gpu_runs])
+        any_tier = self._named([(bits, run) for run, bits in self._runs(chain, [gpu, *lower])])
         return {
-            replica: Overlap(gpu_blocks=gpu_runs.get(replica, 0), any_tier_blocks=run)
-            for replica, run in any_runs.items()
+            replica: Overlap(gpu_blocks=gpu_blocks.get(replica, 0), any_tier_blocks=run)
+            for replica, run in any_tier.items()
         }
 
     def resident(self, replica: ReplicaId) -> int:
@@ -252,11 +254,9 @@ class Residency:
 
     def _runs(
         self, chain: Sequence[BlockId], tables: Collection[BlockTable]
-    ) -> dict[ReplicaId, int]:
-        """Return the run per replica over blocks that any of ``tables`` has."""
+    ) -> list[tuple[int, int]]:
+        """Return after how many blocks that any of ``tables`` has which bits end; none at once."""
         alive = self._live_mask
-        if not alive:
-            return {}
         is_one = len(tables) == 1
         walks = [table.walk(chain, until_unknown=is_one) for table in tables]
         ended: list[tuple[int, int]] = []
@@ -273,18 +273,21 @@ class Residency:
         else:
             if run:
                 ended.append((run, alive))
-        return self._named(ended)
+        return ended
 
-    def _named(self, ended: list[tuple[int, int]]) -> dict[ReplicaId, int]:
-        """Return the run per replica, given which bits ended after which depth."""
-        runs: dict[ReplicaId, int] = {}
-        for run, ended_bits in ended:
-            rest = ended_bits
+    def _named(self, values: Iterable[tuple[int, _Value]]) -> dict[ReplicaId, _Value]:
+        """Return the value of each replica, given those of sets of bits."""
+        names = self._names
+        named: dict[ReplicaId, _Value] = {}
+        for bits, value in values:
+            rest = 0 if bits in names else bits
+            if not rest:
+                named[names[bits]] = value
             while rest:
                 bit = rest & -rest
-                runs[self._names[bit]] = run
+                named[names[bit]] = value
                 rest ^= bit
-        return runs
+        return named
 
 
 def _merged(walks: Sequence[Iterator[tuple[int, int]]]) -> Iterator[tuple[int, int]]:

@@ -32,31 +32,40 @@ def follow(admin: str, replica: str, before: Collection[float]) -> JobRow | None
     ``before`` are those that were there. Tells of it on stderr meanwhile. Raises UsageError where
     no router answers.
     """
-    began_s, shown = time.monotonic(), ""
+    began_s, shown, ended = time.monotonic(), "", 0
     while True:
-        row = _found(ask(admin, WARM_UP_PATH, WarmUpView), replica, before)
-        if row is None:
-            if time.monotonic() - began_s > BEGINS_S:
-                return None
-        else:
+        rows = _found(ask(admin, WARM_UP_PATH, WarmUpView), replica, before)
+        if rows:
+            row = max(rows, key=_progress)
             line = told(row)
             if line != shown:
                 print(line, file=sys.stderr)
                 shown = line
-            if row.end:
+            if row.end and ended == len(rows):  # seen twice: no process begins any more
                 return row
+            ended = len(rows) if row.end else 0
+        elif time.monotonic() - began_s > BEGINS_S:
+            return None
         time.sleep(POLL_S)
 
 
-def _found(view: WarmUpView, replica: str, before: Collection[float]) -> JobRow | None:
+def _found(view: WarmUpView, replica: str, before: Collection[float]) -> list[JobRow]:
+    """Return the hand-over, of each process of the router."""
     if not view.enabled:
         message = "--hand-over: expected warm_up.enabled in the router's configuration file"
         raise UsageError(message)
-    for row in view.jobs:
-        is_it = row.kind == JobKind.HAND_OVER.value and row.replica == replica
-        if is_it and row.began_unix_s not in before:
-            return row
-    return None
+    return [
+        row
+        for row in view.jobs
+        if row.kind == JobKind.HAND_OVER.value
+        and row.replica == replica
+        and row.began_unix_s not in before
+    ]
+
+
+def _progress(row: JobRow) -> tuple[bool, int]:
+    """Return what tells the row to show: one that goes on, and the one that did most."""
+    return (not row.end, row.done)
 
 
 def told(row: JobRow) -> str:

@@ -81,10 +81,12 @@ async def fetch(
     method: str = "GET",
     lines: Iterable[tuple[bytes, bytes]] = (),
     body: bytes = b"",
+    *,
+    within_s: float = TIMEOUT_S,
 ) -> Answer:
     """Return the answer of the process that listens at ``path``; raises AskError."""
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(within_s):
             return await _exchange(path, _head(method, target, lines, body), body)
     except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
         message = f"{path.name}: {error or type(error).__name__}"

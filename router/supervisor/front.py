@@ -36,6 +36,7 @@ from router.supervisor.ask import ask
 from router.supervisor.poll import DECISIONS_PATH, FRESH_S, SNAPSHOT_PATH
 from router.trace import DecisionRecord
 from router.trust import TrustReport
+from router.warm_up import WARM_UP_PATH, WarmUpView, whole_warm_ups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -127,6 +128,7 @@ class Front:
             },
             "/admin/trust": {"GET": self._merging(TrustReport, whole.trust)},
             "/admin/diagnoses": {"GET": self._merging(DiagnosisReport, whole.diagnoses)},
+            WARM_UP_PATH: {"GET": self._merging(WarmUpView, whole_warm_ups)},
             SHADOW_PATH: {"GET": self._merging(ShadowReport, whole.shadow)},
             BILLING_PATH: {"GET": self._merging(BillingReport, self._bill)},
             RECORDING_PATH: {"GET": self._recording},

@@ -10,7 +10,7 @@ import msgspec
 
 from router.live import Live
 from router.snapshot import Snapshot
-from router.supervisor.ask import Answer, AskError, fetch
+from router.supervisor.ask import TIMEOUT_S, AskError, fetch
 from router.supervisor.census import read
 from router.supervisor.pulse import ARRIVED, METRICS_PATH, PULSE_PATH, WATCHED, read_pulse
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from router.history import History
+    from router.supervisor.ask import Answer
     from router.supervisor.census import Census
     from router.supervisor.child import Child
     from router.supervisor.glance import Glance
@@ -30,6 +31,8 @@ WATCHED_S: Final = 0.5
 """The same while somebody looks at the dashboard."""
 COUNT_S: Final = 2.0
 """A process that is killed takes along what it counted in this time at most."""
+COUNT_TIMEOUT_S: Final = 4.0
+"""Less than Prometheus waits: a process that hangs is told as it was last."""
 FRESH_S: Final = 0.5
 SNAPSHOT_PATH: Final = "/admin/snapshot"
 DECISIONS_PATH: Final = "/debug/decisions"
@@ -76,12 +79,14 @@ class Poll:
         """Whether there is a snapshot of any process."""
         return bool(self._glance.told)
 
-    async def everyone(self, target: str) -> list[tuple[Child, Answer]]:
-        """Return the answer of each process to a GET."""
+    async def everyone(
+        self, target: str, within_s: float = TIMEOUT_S
+    ) -> list[tuple[Child, Answer]]:
+        """Return the answer of each process to a GET, of those that answer in time."""
 
         async def one(child: Child) -> tuple[Child, Answer] | None:
             try:
-                return child, await fetch(child.path, target)
+                return child, await fetch(child.path, target, within_s=within_s)
             except AskError as error:
                 if child.is_accepting:
                     _log.warning("process %d does not answer: %s", child.number, error)
@@ -105,7 +110,7 @@ class Poll:
         """Take in the metrics as they are."""
         async with self._counting:
             told = {}
-            for child, answer in await self.everyone(METRICS_PATH):
+            for child, answer in await self.everyone(METRICS_PATH, COUNT_TIMEOUT_S):
                 try:
                     told[child.life] = read(answer.body)
                 except msgspec.DecodeError as error:

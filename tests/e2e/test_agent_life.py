@@ -60,4 +60,4 @@ async def test_an_engine_that_restarts_beside_its_sidecar_has_one_new_name() -> 
             assert len(fleet.generations) == 2
         async with sidecar(settings_for(engine), fleet):
             await eventually(fleet.is_registered)
-            assert life_of(fleet) == known.name
+            await eventually(lambda: life_of(fleet) == known.name)

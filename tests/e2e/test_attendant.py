@@ -271,6 +271,21 @@ async def test_an_engine_that_wants_a_key_is_shown_it(
             await look_of(engine.url)
 
 
+async def test_of_several_processes_only_the_one_that_leads_starts_sidecars(stand: Stand) -> None:
+    """The others find out what the engine is all the same: its tokenizer and its capacity."""
+    other = Attendant(stand.config, stand.app, {}, "info", random.Random(1))
+    other.may_launch = lambda: False
+    looked = asyncio.Event()
+    learn = stand.app.fleet.learn_capacity
+    stand.app.fleet.learn_capacity = lambda *told: (learn(*told), looked.set())  # type: ignore[func-returns-value]
+    async with other:
+        await looked.wait()
+        await asyncio.sleep(2 * attend.POLL_S)
+        assert stand.launched == []
+        other.may_launch = lambda: True
+        await eventually(lambda: bool(stand.launched))
+
+
 async def test_while_the_state_is_not_live_nothing_is_started(stand: Stand) -> None:
     """Whether somebody else follows the replica is not known then."""
     stand.rung = Rung.LOCAL

@@ -25,7 +25,10 @@ WAIT_S = 240.0
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize(
+    "count",
+    [2, pytest.param(4, marks=pytest.mark.heavy), pytest.param(8, marks=pytest.mark.heavy)],
+)
 async def test_a_burst_through_several_routers_is_spread_evenly(tmp_path: Path, count: int) -> None:
     """C-24: 200 distinct prompts of one length, all in flight at once on four replicas."""
     allow_sockets()

@@ -82,7 +82,7 @@ async def test_a_bad_candidate_is_rolled_back_by_itself_on_both_routers(
     await talk(fleet, 6)
     for router in fleet.routers:
         assert {one["side"] for one in await fleet.decisions(3, router)} == {None}
-    records = [one for router in fleet.routers for one in await fleet.decisions(4_000, router)]
+    records = [one for router in fleet.routers for one in await fleet.decisions(1_000, router)]
     policies = {(record["side"], record["policy"]) for record in records}
     assert policies == {
         ("control", "RoundRobin"),
@@ -156,7 +156,7 @@ async def test_without_a_store_each_router_judges_by_itself_and_the_canary_ends_
         assert view["fault"]
         assert (await two.status())["state"] == "running", "it has seen nothing"
         await talk(fleet, 5, routers=fleet.routers[:1])
-        assert {r["side"] for r in await fleet.decisions(5, fleet.routers[0])} == {"control", None}
+        assert {r["side"] for r in await fleet.decisions(5, fleet.routers[0])} == {None}
     finally:
         valkey.start()
 

@@ -82,7 +82,7 @@ async def done(stage: Stage, url: str | None = None) -> float:
 
 async def accept(stage: Stage, count: int) -> None:
     async def is_so() -> bool:
-        return sum(row["accepts"] for row in await processes(stage)) == count
+        return [row["accepts"] for row in await processes(stage)].count(True) == count
 
     await until(is_so, f"{count} processes accept", LOOKS_S)
 
@@ -98,7 +98,7 @@ async def test_operators_see_one_router_whichever_process_decided(stage: Stage) 
     latest = await operators(stage, "/debug/decisions?limit=24")
     assert [one["client_request_id"] for one in latest] == names[::-1]
     for url in (stage.fleet.router.admin_url, stage.fleet.router.url):
-        assert await done(stage, url) == before + 24
+        await counted(stage, url, before + 24)
     rows = await processes(stage)
     assert len({row["pid"] for row in rows}) == PROCESSES
     assert [row["leads"] for row in rows].count(True) == 1
@@ -108,14 +108,26 @@ async def test_operators_see_one_router_whichever_process_decided(stage: Stage) 
 
     async def is_shown() -> bool:
         history = await operators(stage, "/admin/history")
-        return sum(point["requests"] for point in history["tens"]) == before + 24
+        return bool(sum(point["requests"] for point in history["tens"]) == before + 24)
 
     await until(is_shown, "the requests of all in the history", LOOKS_S)
     snapshot = await operators(stage, "/admin/snapshot")
     assert [row["replica"] for row in snapshot["replicas"]] == ["a"]
-    assert {one["arrived_unix_s"] for one in await recorded(stage)} >= {
-        record["started_unix_s"] for record in records
-    }
+
+    async def is_recorded() -> bool:
+        arrived = {one["arrived_unix_s"] for one in await recorded(stage)}
+        return {record["started_unix_s"] for record in records} <= arrived
+
+    await until(is_recorded, "every request in the recording", LOOKS_S)
+
+
+async def counted(stage: Stage, url: str, wanted: float) -> None:
+    async def is_so() -> bool:
+        found = await done(stage, url)
+        assert found <= wanted
+        return found == wanted
+
+    await until(is_so, f"{wanted} requests at {url}", LOOKS_S)
 
 
 async def recorded(stage: Stage) -> list[dict[str, Any]]:
@@ -124,6 +136,8 @@ async def recorded(stage: Stage) -> list[dict[str, Any]]:
     while following:
         url = f"{stage.fleet.router.admin_url}/admin/recording?from={following}"
         async with stage.fleet.http.get(url) as answer:
+            if answer.status != 200:  # a process that had no time: not all of it can be had
+                return []
             frame, following = await answer.read(), answer.headers.get(NEXT_HEADER, "")
         if frame:
             found += zstandard.ZstdDecompressor().decompress(frame, 1 << 24).splitlines()
@@ -155,65 +169,85 @@ async def test_limits_hold_for_all_processes_together(stage: Stage) -> None:
         assert "admission.max_inflight: expected at least 2" in await answer.text()
 
 
-async def test_a_restart_cuts_and_refuses_nobody_and_no_counter_goes_back(stage: Stage) -> None:
-    """C-20: a storm of connections and an open stream during SIGUSR2."""
-    let = asyncio.Event()
+class Streaming:
+    """Answers at once what asks for no stream, and ends streams once ``let`` is set."""
 
-    async def streaming(talk: Talk, received: Received) -> None:
+    def __init__(self) -> None:
+        self.let = asyncio.Event()
+
+    async def answer(self, talk: Talk, received: Received) -> None:
         if b'"stream": true' not in received.body:
             await answer_at_once(talk, received)
             return
         await talk.say(SSE + chunk(EVENT))
-        await let.wait()
+        await self.let.wait()
         await talk.say(chunk(EVENT) + chunk(DONE) + LAST)
 
-    stage.actors[0].answer = streaming
-    router = stage.fleet.router
-    before = {row["pid"] for row in await processes(stage)}
-    counted, sent, is_over = [await done(stage)], [0], asyncio.Event()
-    open_client = await RawClient.connect(router.port)
-    open_client.send(post_to(chat_body()))
 
-    async def storm(name: str) -> None:
-        while not is_over.is_set():
-            reply = await ask(router.port, f"{name}-{sent[0]}")
+class Storm:
+    """Clients that connect, ask and leave, and somebody who scrapes; what fails is raised."""
+
+    def __init__(self, stage: Stage, before: float) -> None:
+        self.stage = stage
+        self.sent = 0
+        self.counted = [before]
+        self.is_over = asyncio.Event()
+        self.tasks = [asyncio.create_task(self._ask(number)) for number in range(4)]
+        self.tasks.append(asyncio.create_task(self._watch()))
+
+    async def _ask(self, number: int) -> None:
+        while not self.is_over.is_set():
+            reply = await ask(self.stage.fleet.router.port, f"storm-{number}")
             assert reply.status == 200
-            sent[0] += 1
+            self.sent += 1
 
-    async def watch() -> None:
-        while not is_over.is_set():
-            counted.append(await done(stage))
+    async def _watch(self) -> None:
+        while not self.is_over.is_set():
+            self.counted.append(await done(self.stage))
 
-    tasks = [asyncio.create_task(storm(f"storm{number}")) for number in range(4)]
-    tasks.append(asyncio.create_task(watch()))
+    def check(self) -> None:
+        """Raise what any of them met with."""
+        for task in self.tasks:
+            if task.done():
+                task.result()
+
+    async def end(self) -> None:
+        """Let all finish what they began."""
+        self.is_over.set()
+        await asyncio.gather(*self.tasks)
+
+
+async def test_a_restart_cuts_and_refuses_nobody_and_no_counter_goes_back(stage: Stage) -> None:
+    """C-20: a storm of connections and an open stream during SIGUSR2."""
+    streaming, router = Streaming(), stage.fleet.router
+    stage.actors[0].answer = streaming.answer
+    before = {row["pid"] for row in await processes(stage)}
+    open_client = await stage.client()
+    storm = Storm(stage, await done(stage))
+    open_client.send(post_to(chat_body()))
     router.child.process.send_signal(signal.SIGUSR2)
 
     async def is_replaced() -> bool:
-        broken = [task for task in tasks if task.done()]
-        for task in broken:
-            task.result()
+        storm.check()
         rows = await processes(stage)
         fresh = [row for row in rows if row["accepts"] and row["pid"] not in before]
         if len(rows) > len(fresh) > 0:
-            let.set()  # the one that has the stream waits for its end
+            streaming.let.set()  # the one that has the stream waits for its end
         return len(fresh) == PROCESSES
 
     await until(is_replaced, "every process replaced", LOOKS_S)
-    is_over.set()
-    await asyncio.gather(*tasks)
-    let.set()
+    await storm.end()
     reply = await open_client.reply()
     assert reply.is_complete
     assert reply.body.endswith(DONE)
-    await open_client.close()
     stage.actors[0].answer = answer_at_once
 
     async def is_whole() -> bool:
-        counted.append(await done(stage))
-        return counted[-1] == counted[0] + sent[0] + 1
+        storm.counted.append(await done(stage))
+        return storm.counted[-1] == storm.counted[0] + storm.sent + 1
 
     await until(is_whole, "every request counted")
-    assert counted == sorted(counted)
+    assert storm.counted == sorted(storm.counted)
     restarts = (await stage.fleet.gauges(router.admin_url))["warmroute_process_restarts_total"]
     assert restarts == PROCESSES
 
@@ -235,14 +269,8 @@ async def test_a_killed_process_costs_its_own_requests_only(stage: Stage) -> Non
 
 async def test_all_processes_drain_and_leave_nothing_behind(stage: Stage) -> None:
     """SIGTERM: the open stream ends well, then exit 0; the logs are each process's own."""
-    let = asyncio.Event()
-
-    async def streaming(talk: Talk, _: Received) -> None:
-        await talk.say(SSE + chunk(EVENT))
-        await let.wait()
-        await talk.say(chunk(EVENT) + chunk(DONE) + LAST)
-
-    stage.actors[0].answer = streaming
+    streaming = Streaming()
+    stage.actors[0].answer = streaming.answer
     router = stage.fleet.router
     pids = [row["pid"] for row in await processes(stage)]
     client = await stage.client()
@@ -263,7 +291,7 @@ async def test_all_processes_drain_and_leave_nothing_behind(stage: Stage) -> Non
         return False
 
     await until(is_refused, "no more connections")
-    let.set()
+    streaming.let.set()
     reply = await client.reply()
     assert reply.body.endswith(DONE)
     assert await asyncio.to_thread(router.child.process.wait, 60) == 0

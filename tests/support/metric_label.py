@@ -8,14 +8,17 @@ from policies.hold import HoldEnd
 from policies.model import Reason
 from router.admission_setting import Priority
 from router.availability import Standing
+from router.canary_keeper import ENDED, PROMOTED, ROLLED_BACK
 from router.diagnosis import Kind
 from router.ejection import Cause
+from router.hedge import HEDGE_DENIALS, HEDGE_ENDS
 from router.overload import LoadRung
 from router.quota import INFLIGHT, NEW_BLOCKS
 from router.retry import Denial, RetryReason
 from router.saving import TOP_PREFIXES, TOP_TENANTS
 from router.shadow_policy import ANSWERS
 from router.shed import Shed
+from router.split import Side
 from router.supervisor.crew import RESTARTS
 from router.token_call import Result
 from router.trust import Ground
@@ -62,6 +65,8 @@ CLOSED: Final[dict[tuple[str, str], frozenset[str]]] = {
     ("warmroute_ejections_total", "cause"): frozenset(Cause),
     ("warmroute_retries_total", "reason"): frozenset(RetryReason),
     ("warmroute_retries_denied_total", "reason"): frozenset(Denial),
+    ("warmroute_hedges_total", "end"): frozenset(HEDGE_ENDS),
+    ("warmroute_hedges_denied_total", "reason"): frozenset(HEDGE_DENIALS),
     ("warmroute_sheds_total", "reason"): frozenset(Shed),
     ("warmroute_sheds_total", "priority"): frozenset(Priority),
     ("warmroute_key_failures_total", "result"): frozenset({"refused", "limited"}),
@@ -74,6 +79,11 @@ CLOSED: Final[dict[tuple[str, str], frozenset[str]]] = {
     ("warmroute_compared_tokens_total", "ground"): frozenset(Ground),
     ("warmroute_compared_tokens_total", "side"): frozenset({"predicted", "reported", "matched"}),
     ("warmroute_shadow_decisions_total", "answer"): frozenset(ANSWERS),
+    ("warmroute_canary_requests_total", "side"): frozenset(Side),
+    ("warmroute_canary_requests_total", "outcome"): ENDS,
+    ("warmroute_canary_first_bytes_total", "side"): frozenset(Side),
+    ("warmroute_canary_ttft_seconds_total", "side"): frozenset(Side),
+    ("warmroute_canary_ends_total", "end"): frozenset({ROLLED_BACK, ENDED, PROMOTED}),
     ("warmroute_warm_ups_total", "kind"): frozenset(JobKind),
     ("warmroute_warm_ups_total", "end"): frozenset(JobEnd),
     ("warmroute_warm_ups_active", "kind"): frozenset(JobKind),

@@ -75,7 +75,7 @@ def delta(**fields: str) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": fields}]}
 
 
-async def asked(handler: Handler, timeout_s: float = 5.0, **more: Any) -> Answer:
+async def asked(handler: Handler, timeout_s: float = 60.0, **more: Any) -> Answer:
     settings = {"model": "m", **more}
     path = "/v1/chat/completions" if settings.get("endpoint") == "chat" else "/v1/completions"
     async with serving(handler, path) as url, open_http(timeout_s) as http:
@@ -138,7 +138,7 @@ async def test_a_token_that_is_no_whole_character_is_a_token() -> None:
     for endpoint, first in (("completions", piece("")), ("chat", delta(content=""))):
         answer = await asked(streaming(first, 0.2, piece("é"), DONE), endpoint=endpoint)
         assert answer.ttft_s is not None
-        assert answer.ttft_s < 0.2
+        assert answer.duration_s - answer.ttft_s >= 0.19
 
 
 async def test_what_the_target_does_not_tell_is_unknown() -> None:

@@ -91,7 +91,7 @@ async def test_every_section_reaches_the_part_that_goes_by_it() -> None:
         assert (admission.cap, admission.most_open, admission.pending) == (5, 8, 3)
         assert admission.limit(ReplicaId("w0")) == 5
         assert app.entrance.overload._ladder._settings.recover_s == 9
-        assert app.health._settings.fall == 9
+        assert app.health.settings.fall == 9
         availability = app.resilience.availability
         assert availability._ejection.settings.failures == 2
         assert (availability._panic._fraction, availability._ramp._ramp_s) == (0.1, 3)
