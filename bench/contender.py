@@ -35,6 +35,8 @@ HELD = ("exact, watched", "byte blocks, watched")
 NAMES = (NGINX, RELAY, AIOHTTP, SGLANG, VLLM, ROUGH, EXACT)
 PROXY_CORE, LOAD_CORE = 0, 1
 START_S = 120.0
+CONNECT_S = 10.0
+"""Of the router: thousands of streams that begin at once on a busy machine."""
 STOP_S = 3.0
 HTTP_OK = 200
 CAPACITY_TOKENS = 64_000_000
@@ -175,7 +177,14 @@ class Field:
         replicas = [{"url": url, "kv_capacity_tokens": CAPACITY_TOKENS} for url in self._urls()]
         path = self._directory / "warmroute.yaml"
         path.write_text(
-            json.dumps({"replicas": replicas, "attend_sidecars": False}), encoding="utf-8"
+            json.dumps(
+                {
+                    "replicas": replicas,
+                    "attend_sidecars": False,
+                    "upstream": {"connect_timeout_s": CONNECT_S},
+                }
+            ),
+            encoding="utf-8",
         )
         return path
 

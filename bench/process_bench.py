@@ -1,6 +1,6 @@
 """Several router processes against one: CPU per request, and how long a start takes.
 
-    python bench/process_bench.py [--quick] [--processes 2]
+    python bench/process_bench.py [--quick] [--processes 2] [--requests 4000] [--rounds 5]
 
 ``make bench-native`` first. The same load, kept-alive connections and warm conversations, goes in
 turns to a router of one process and to one of several; the CPU is that of all processes together,
@@ -126,8 +126,12 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="small amounts: does it work?")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=4_000, help="of each round")
+    parser.add_argument("--rounds", type=int, default=5, help="of both, in turns")
     options = parser.parse_args()
-    requests, rounds, starts = (200, 1, 1) if options.quick else (4_000, 5, 5)
+    requests, rounds, starts = options.requests, options.rounds, options.rounds
+    if options.quick:
+        requests, rounds, starts = 200, 1, 1
     with rig(None) as on, tempfile.TemporaryDirectory() as name:
         folder, ports = Processes(Path(name), ENVIRONMENT), on.stub.ports
         flags = ("--no-sidecars",)

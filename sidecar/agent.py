@@ -207,6 +207,7 @@ class SidecarAgent:
             self._must_discover = True
         if self._is_awaiting_reset:
             self._is_awaiting_reset = False  # the new life began before the replay was asked for
+            self.metrics.has_unfit_pages = False  # what comes now says whether it still is so
         elif self._profile is not None:
             if reset.reason is not ResetReason.CONNECTED:
                 _LOG.info("new generation: replica=%s reason=%s", self._replica, reset.reason)

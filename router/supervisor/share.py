@@ -81,6 +81,10 @@ def share_of(config: Config) -> Config:
         ),
         recording=structs.replace(config.recording, max_bytes=recording_bytes),
         warm_up=_warm_up(config.warm_up, processes),
+        prompt_bytes=max(PROMPTS_LEAST_BYTES, config.prompt_bytes // processes),
+        tracing=structs.replace(
+            config.tracing, parents_per_s=config.tracing.parents_per_s / processes
+        ),
     )
 
 

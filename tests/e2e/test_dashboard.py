@@ -130,6 +130,11 @@ async def test_viewers_are_bounded_and_requests_do_not_notice_them(stage: Stage)
     stage.cast(stream_two_events)
     url = stage.fleet.router.admin_url
     port = int(url.rpartition(":")[2])
+
+    async def are_all_out() -> bool:
+        return bool((await stage.fleet.get(f"{url}/admin/snapshot"))["viewers"] == 0)
+
+    await until(are_all_out, "the viewers of earlier tests are out")
     sleepers = [await RawClient.connect(port) for _ in range(VIEWERS_MOST)]
     try:
         for sleeper in sleepers:  # they never read
@@ -148,10 +153,6 @@ async def test_viewers_are_bounded_and_requests_do_not_notice_them(stage: Stage)
     finally:
         for sleeper in sleepers:
             sleeper.abort()
-
-    async def are_all_out() -> bool:
-        return bool((await stage.fleet.get(f"{url}/admin/snapshot"))["viewers"] == 0)
-
     await until(are_all_out, "all viewers out")
 
 

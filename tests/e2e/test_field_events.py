@@ -134,7 +134,10 @@ async def test_what_a_gap_missed_is_counted_and_what_was_lost_begins_a_generatio
                 )
 
 
-async def test_pages_that_fit_no_block_are_shown_until_the_engine_is_another() -> None:
+@pytest.mark.parametrize("is_told", [True, False], ids=["told by metrics", "told by events"])
+async def test_pages_that_fit_no_block_are_shown_until_the_engine_is_another(
+    *, is_told: bool
+) -> None:
     """B14: an explicit error for whoever watches, not a silent zero."""
     fleet = Fleet()
     async with KvEngine() as engine:
@@ -144,7 +147,7 @@ async def test_pages_that_fit_no_block_are_shown_until_the_engine_is_another() -
             await engine.publish(stored([1, 2], list(range(6))))
             await dials.show(pages_unfit=1)
             assert fleet.blocks(list(range(6))) == 0
-            await engine.restart()
+            await engine.restart(is_told=is_told)
             await engine.publish(stored([3], page(3)))
             await eventually(fleet.holds(page(3), 1))
             await dials.show(pages_unfit=0)

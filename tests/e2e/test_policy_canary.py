@@ -169,7 +169,7 @@ async def test_a_router_that_starts_anew_goes_on_with_what_was_counted(
     fleet: LocalFleet, desks: tuple[CanaryDesk, CanaryDesk]
 ) -> None:
     one, two = desks
-    begun = await one.start({"kind": "least_loaded"}, percent=50, seed=3, duration_s=10)
+    begun = await one.start({"kind": "least_loaded"}, percent=50, seed=3)
     await two.settings.has(begun["version"])
     async with one_more_router(fleet) as third:
         desk = CanaryDesk(fleet, third)
@@ -181,12 +181,21 @@ async def test_a_router_that_starts_anew_goes_on_with_what_was_counted(
         desk = CanaryDesk(fleet, fourth)
         await desk.settings.has(begun["version"])
         await until(lambda: desk.has_counted(30), "what was counted before")
-        # Its time is over on all of them, and it waits there.
-        for each in (one, two, desk):
-            await each.has_state("waiting")
-        await fleet.all_up(fourth)
-        await talk(fleet, 6, routers=[fourth])
-        assert {record["side"] for record in await fleet.decisions(6, fourth)} == {None}
+    assert (await two.post("stop", "seen"))[0] == 200
+    await one.has_state("none")
+
+
+async def test_a_canary_whose_time_is_over_waits_and_gets_nothing(
+    fleet: LocalFleet, desks: tuple[CanaryDesk, CanaryDesk]
+) -> None:
+    one, two = desks
+    await one.start({"kind": "least_loaded"}, percent=50, duration_s=10)
+    for desk in desks:
+        await desk.has_state("waiting")
+    await talk(fleet, 6)
+    for router in fleet.routers:
+        assert {record["side"] for record in await fleet.decisions(3, router)} == {None}
+    assert "ended after 10 s" in (await one.status())["last"]["reason"]
     assert (await two.post("stop", "seen"))[0] == 200
     await one.has_state("none")
 
