@@ -35,10 +35,10 @@ from contender import VLLM, label, missing
 from figures import Figures, ratio_table, write_report
 from meter import Noise
 from peers.install import peer_python
-from support.chaos import free_ports
 from support.engine_process import Engines, EngineStartError
 from support.fleet import FleetPlan, LocalFleet, until
 from support.mid_llama import CONTEXT_TOKENS, write_llama
+from support.port import free_ports
 from support.vllm import (
     MODEL,
     PAGE_TOKENS,

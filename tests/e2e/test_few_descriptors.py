@@ -81,7 +81,7 @@ def open_files(pid: int) -> int:
 async def livez(stage: Stage) -> int:
     """Ask the operator's listener, on a connection of its own."""
     client = await RawClient.connect(int(stage.fleet.router.admin_url.rpartition(":")[2]))
-    client.send(get("/livez"))
+    client.send(get("/livez", host=b"localhost"))
     try:
         return (await client.reply()).status
     finally:

@@ -129,7 +129,8 @@ def _shuffled() -> Iterator[tuple[str, str]]:
 
 async def watch(port: int, admin_port: int, seconds: float) -> dict[str, list[float]]:
     """Ask for ``/livez`` all the time; return how long each answer took, and the lag it showed."""
-    took_s, lags_s = [], []
+    took_s: list[float] = []
+    lags_s: list[float] = []
     client, admin = await RawClient.connect(port), await RawClient.connect(admin_port)
     _say("ready")
     end_s = time.monotonic() + seconds
@@ -139,7 +140,7 @@ async def watch(port: int, admin_port: int, seconds: float) -> dict[str, list[fl
         await client.reply()
         took_s.append(time.monotonic() - began_s)
         if len(took_s) % 5 == 0:
-            admin.send(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+            admin.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             text = (await admin.reply()).body.decode()
             line = next(one for one in text.splitlines() if one.startswith("warmroute_loop_lag_s"))
             lags_s.append(float(line.rpartition(" ")[2]))

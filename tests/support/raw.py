@@ -37,9 +37,9 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def get(path: str = "/v1/models", extra: bytes = b"") -> bytes:
-    """Return a GET request."""
-    return b"GET %b HTTP/1.1\r\nHost: router\r\n%b\r\n" % (path.encode(), extra)
+def get(path: str = "/v1/models", extra: bytes = b"", host: bytes = b"router") -> bytes:
+    """Return a GET request; operators' listeners take no other names than their own."""
+    return b"GET %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (path.encode(), host, extra)
 
 
 def post(body: bytes = b"{}", extra: bytes = b"") -> bytes:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from state.client import Client
     from support.valkey import ValkeyProcess
-    from warmroute.doctor_case import Case, Code, Report
+    from warmroute.doctor_case import Case, Report
 
 OTHER = "other-model"
 PATIENCE_S = 60.0

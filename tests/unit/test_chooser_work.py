@@ -129,7 +129,7 @@ def test_a_decision_that_was_peeked_at_is_not_made_twice() -> None:
             return made[-1]
 
     rig = Rig()
-    rig.choosing.chooser._policy = Counting()
+    rig.choosing.chooser.adopt(Counting(), 0)
     chooser, routed = rig.choosing.chooser, rig.choosing.chooser.route(prompt_for(range(500)))
     peeked = chooser.peek(routed, members())
     choice = chooser.choose(routed, members(), peeked)

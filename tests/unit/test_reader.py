@@ -167,7 +167,7 @@ async def test_long_prompts_leave_the_event_loop_running(codec: Codec) -> None:
 
     The machine itself may stand still, but hardly so in each of three readings.
     """
-    shares = []
+    shares: list[float] = []
     while not shares or (shares[-1] >= 0.5 and len(shares) < 3):
         async with PromptReader({"tiny": codec}, codec) as reader:
             reading = asyncio.create_task(reader.read(CHAT_PATH, chat_body(LONG_TEXT)))
