@@ -92,8 +92,15 @@ BUGS: Final = (
     Bug(
         name="a salt is that of an epoch that ended",
         file="router/gate.py",
-        old="        if known is None or known[0] != epoch:",
-        new="        if known is None:",
+        old="        if known is None or known[0] != epoch:\n            field",
+        new="        if known is None:\n            field",
+        tests=("tests/unit/test_gate.py",),
+    ),
+    Bug(
+        name="a warm-up has the salt of an epoch that ended",
+        file="router/gate.py",
+        old="        if known is None or known[0] != epoch:\n            salt =",
+        new="        if known is None:\n            salt =",
         tests=("tests/unit/test_gate.py",),
     ),
     Bug(
@@ -149,15 +156,22 @@ BUGS: Final = (
     Bug(
         name="a request waits for the state server",
         file="router/proxy.py",
-        old="        call.routed = self._route(call, prompt)\n",
+        old="        parts.recovery.admit(call, call.body, prompt.choices)\n",
         new=(
-            "        call.routed = self._route(call, prompt)\n"
+            "        parts.recovery.admit(call, call.body, prompt.choices)\n"
             '        client = getattr(parts.reader, "_client", None)\n'
             "        if client is not None:\n"
             "            await client.ping()\n"
         ),
         tests=("tests/e2e/test_field_outage.py",),
         is_slow=True,
+    ),
+    Bug(
+        name="a canary's candidate decides for the control too",
+        file="router/chooser.py",
+        old="        if routed.assigned is not None and routed.assigned.side is CANDIDATE:",
+        new="        if routed.assigned is not None:",
+        tests=("tests/unit/test_canary.py",),
     ),
     Bug(
         name="a user is not part of a salt",

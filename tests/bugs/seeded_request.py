@@ -16,6 +16,7 @@ _PROXY: Final = "tests/e2e/test_listener_limits.py::test_a_trusted_proxy_tells_w
 _CUT: Final = (
     "tests/e2e/test_resilience.py::test_a_stream_that_began_on_a_killed_replica_ends_with_an_error"
 )
+_HEDGE: Final = "tests/e2e/test_hedge.py::test_a_second_replica_answers_for_one_that_is_late"
 BUGS: Final = (
     Bug(
         name="a lease is given back twice",
@@ -34,6 +35,21 @@ BUGS: Final = (
         ),
         tests=(_LEAVES,),
         is_slow=True,
+    ),
+    Bug(
+        name="the loser of a hedge keeps its lease",
+        file="router/attempt.py",
+        old="            choice.finish(\n                outcome,",
+        new="            _ = is_lost or choice.finish(\n                outcome,",
+        tests=(_HEDGE,),
+        is_slow=True,
+    ),
+    Bug(
+        name="two replicas answer one request",
+        file="router/race.py",
+        old="        return race.winner is self\n",
+        new="        return race.winner is not None\n",
+        tests=("tests/unit/test_hedge.py",),
     ),
     Bug(
         name="a client that reset its connection is not noticed",

@@ -183,10 +183,13 @@ def test_another_epoch_is_another_salt_from_the_next_request_on() -> None:
     gate = Clocks().gate(tenant("acme"), tenant("other"), epochs=epochs)
     acme, other = (gate.admit(with_key(key_of(name))) for name in ("acme", "other"))
     before = gate.salted(acme, b"{}"), gate.salted(other, b"{}")
+    assert gate.salt_of("tenant:acme").encode() in before[0]
     epochs.epoch = "2"
     after = gate.salted(acme, b"{}"), gate.salted(other, b"{}")
     assert after[0] != before[0]
     assert after[1] == before[1]
+    assert gate.salt_of("tenant:acme").encode() in after[0]
+    assert gate.salt_of("tenant:other").encode() in after[1]
 
 
 PAIRS = [
