@@ -45,7 +45,7 @@ class JobEnd(enum.StrEnum):
     """The budget of tokens or prefixes is spent."""
     TIME = "time"
     FAILED = "failed"
-    """What is left was refused, or failed."""
+    """What is left was refused, or failed, or nobody could be given it."""
     OBSOLETE = "obsolete"
     """The replica left, drains, is no longer drained, or began another life."""
     STOPPED = "stopped"

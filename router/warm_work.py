@@ -85,7 +85,8 @@ class WarmWork:
                 while job.end is None:
                     await self._pass(job, member)
         except TimeoutError:
-            job.end = JobEnd.TIME
+            is_kept = job.kind is JobKind.HAND_OVER and job.state is JobState.WAITING
+            job.end = JobEnd.FAILED if is_kept and not job.done else JobEnd.TIME
         finally:
             job.end = job.end or JobEnd.STOPPED
             if job.state is not JobState.ELSEWHERE:
@@ -108,6 +109,9 @@ class WarmWork:
         seen = await parts.look.seen(member, parts.clock(), job.settled)
         places = self._plan(job, member, seen)
         if not places:
+            if self._is_without_heirs(job, member, seen):
+                await self._await_heirs(job, member)
+                return
             failed = JobEnd.FAILED if job.failed and not job.done else JobEnd.DONE
             is_spent = job.is_cut or bool(self._plan(job, member, seen, UNBOUNDED))
             job.end = JobEnd.TOKENS if is_spent else failed
@@ -135,11 +139,7 @@ class WarmWork:
         parts, settings = self._parts, self._parts.settings
         budget_tokens = settings.tokens - job.spent_tokens if budget is None else budget
         most_places = settings.prefixes - job.done - job.failed if budget is None else budget
-        able = [
-            replica
-            for replica, one in parts.fleet.members().items()
-            if one.has_events and one.identity == member.identity and parts.room.is_open(replica)
-        ]
+        able = self._able(member)
         if job.kind is JobKind.WARM_UP:
             return plan_warm_up(
                 seen.parts,
@@ -153,6 +153,33 @@ class WarmWork:
         return plan_hand_over(
             seen.parts, job.replica, others, budget_tokens=budget_tokens, most_places=most_places
         )
+
+    def _able(self, member: Member) -> list[ReplicaId]:
+        """Return who can be given what ``member`` computes, itself among them where it is open."""
+        parts = self._parts
+        return [
+            replica
+            for replica, one in parts.fleet.members().items()
+            if one.has_events and one.identity == member.identity and parts.room.is_open(replica)
+        ]
+
+    def _is_without_heirs(self, job: Job, member: Member, seen: Seen) -> bool:
+        """Return whether a replica leaves with something and nobody can be given it now."""
+        if job.kind is not JobKind.HAND_OVER or set(self._able(member)) - {job.replica}:
+            return False
+        return any(job.replica in part.holders for part in seen.parts.values())
+
+    async def _await_heirs(self, job: Job, member: Member) -> None:
+        """Wait for those that take nothing now; where there are none the job has failed."""
+        job.state = JobState.WAITING
+        if any(
+            one.identity == member.identity and not one.is_draining
+            for replica, one in self._parts.fleet.members().items()
+            if replica != job.replica
+        ):
+            await asyncio.sleep(RETRY_S)
+        else:
+            job.end = JobEnd.FAILED
 
     async def _claim(self, job: Job, tokens: int = 0) -> bool:
         """Return whether this router has the job, and the budget the tokens; both from the store.
@@ -191,7 +218,9 @@ class WarmWork:
         parts, failures, reached = self._parts, 0, 0
         while True:
             member = parts.fleet.members().get(replica)
-            if member is None or job.state is not JobState.WORKING or not parts.look.is_kept(text):
+            # An heir that is not open gives way to another one; who is warmed is waited for.
+            is_there = parts.room.is_open(replica) and job.state is JobState.WORKING
+            if member is None or not is_there or not parts.look.is_kept(text):
                 return None if parts.look.is_kept(text) else False
             if parts.reader.freshness()[0] is not LIVE or not parts.room.has_room(member):
                 await self._pause(job, ROOM_S)

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import pytest_asyncio
 
 from support.browser import chromium, tab
-from support.canary_desk import CanaryDesk
-from support.fleet import FleetPlan, LocalFleet
+from support.canary_desk import CanaryDesk, talk
+from support.fleet import FleetPlan, LocalFleet, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.heavy,
     pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
+
+PICTURE: Final = Path(__file__).parents[2] / "docs" / "images" / "dashboard-canary.png"
+LEFT_EDGES: Final = """
+  ["#canary-title", "#canary-now dt", "#canary-now tbody th", "#canary-form label"].map((each) => {
+    const one = document.querySelector(each);
+    return one.getBoundingClientRect().left + parseFloat(getComputedStyle(one).paddingLeft);
+  })
+"""
+WIDE: Final = {"width": 1440, "height": 900}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="browser")
@@ -59,3 +68,26 @@ async def test_a_canary_is_started_shown_with_its_figures_and_stopped(
         await page.wait_for_selector("#canary-now :text('ann: try')")
         assert (await desk.status())["last"]["reason"] == "try"
         assert all("status of 400" in fault for fault in opened.faults), opened.faults
+
+
+async def test_what_both_sides_did_is_shown_beside_each_other(browser: Any, tmp_path: Path) -> None:
+    """With a picture of it."""
+    plan = FleetPlan(replicas=2, config={"policy": {"kind": "weighted"}})
+    async with (
+        LocalFleet(tmp_path, plan) as fleet,
+        tab(browser, f"{fleet.router.admin_url}/dashboard", viewport=WIDE) as opened,
+    ):
+        page, desk = opened.page, CanaryDesk(fleet, fleet.router)
+        await desk.start({"w_queue": 2.0}, id="more-queue", percent=50)
+        await talk(fleet, 200)
+        await until(lambda: desk.has_counted(200), "all of them are counted")
+        verdict = (await desk.status())["verdict"]
+        both = [verdict[f"{side}_requests"] for side in ("candidate", "control")]
+        assert sum(both) == 200
+        assert min(both) > 0
+        told = f"{both[0]} requests of the candidate, {both[1]} of the control"
+        await page.wait_for_selector(f"#canary-now :text('{told}')")
+        assert len(set(await page.evaluate(LEFT_EDGES))) == 1
+        await page.evaluate("document.querySelector('#canary').scrollIntoView()")
+        assert 10_000 < await opened.picture(PICTURE) < 150_000
+        assert opened.faults == []

@@ -225,3 +225,53 @@ async def test_a_hand_over_goes_on_with_its_plan_when_the_replica_is_gone() -> N
     await task
     assert (job.end, job.done) == (JobEnd.DONE, 2)
     assert sorted(name for _, name, _, _ in world.sent) == ["p", "q"]
+
+
+async def test_a_hand_over_waits_for_an_heir_that_takes_nothing_now() -> None:
+    world = World("a", "b")
+    world.add("p", 2, wanted=1)
+    world.held["a", "p"] = 2 * BLOCK
+    world.closed.add("b")
+    job = world.job(JobKind.HAND_OVER)
+    task = asyncio.create_task(world.do(job))
+    await asyncio.sleep(0.02)
+    assert (job.end, job.state, world.sent) == (None, JobState.WAITING, [])
+    world.closed.clear()
+    await task
+    assert (job.end, world.sent) == (JobEnd.DONE, [("b", "p", 2 * BLOCK, 0)])
+
+
+@pytest.mark.parametrize("replicas", [("a",), ("a", "b")])
+async def test_a_hand_over_that_nobody_could_take_has_failed(replicas: tuple[str, ...]) -> None:
+    world = World(*replicas)
+    world.add("p", 2, wanted=1)
+    world.held["a", "p"] = 2 * BLOCK
+    world.closed.add("b")
+    job = await world.do(world.job(JobKind.HAND_OVER, seconds=60.0 if len(replicas) == 1 else 0.1))
+    assert (job.end, world.sent) == (JobEnd.FAILED, [])
+
+
+async def test_a_replica_that_holds_nothing_has_nothing_to_hand_over() -> None:
+    world = World("a")
+    world.add("p", 2, wanted=1)
+    assert (await world.do(world.job(JobKind.HAND_OVER))).end is JobEnd.DONE
+
+
+async def test_an_heir_that_dies_gives_way_to_another_one() -> None:
+    world = World("a", "b", "c")
+    world.add("p", 2, wanted=1)
+    world.held["a", "p"] = 2 * BLOCK
+    world.gate.clear()
+    job = world.job(JobKind.HAND_OVER)
+    task = asyncio.create_task(world.do(job))
+    await soon(lambda: bool(world.running))
+    [dead] = world.running
+    world.closed.add(dead)
+    world.must_yield = True
+    await soon(lambda: dead not in world.running)
+    world.must_yield = False
+    world.gate.set()
+    await task
+    [heir] = {"b", "c"} - {dead}
+    assert (job.end, job.done) == (JobEnd.DONE, 1)
+    assert world.held[heir, "p"] == 2 * BLOCK
