@@ -294,7 +294,7 @@ async def test_a_router_that_starts_on_more_than_it_may_hold_stays_within_its_bo
     redis_backend: RedisBackend,
 ) -> None:
     """The bound holds through a snapshot, and what it evicts starts no further snapshot."""
-    numbers = range(12_000)
+    numbers = range(40_000)
     await redis_backend.writer.register(record())
     await redis_backend.writer.apply([batch(1, stored=blocks(*numbers))])
     mirror = await redis_backend.mirror()
@@ -302,12 +302,12 @@ async def test_a_router_that_starts_on_more_than_it_may_hold_stays_within_its_bo
     assert await mirror.settle(30)
     before = mirror.figures()
     assert before.index_bytes <= MIN_BYTES
-    assert mirror.holdings()[A].blocks + before.evicted_blocks == 12_000
+    assert mirror.holdings()[A].blocks + before.evicted_blocks == 40_000
     await redis_backend.writer.apply([batch(2, removed=blocks(*range(3000)))])
-    await redis_backend.writer.apply([batch(3, stored=blocks(*range(20_000, 20_100)))])
+    await redis_backend.writer.apply([batch(3, stored=blocks(*range(50_000, 50_100)))])
     assert await mirror.settle(30)
     await asyncio.sleep(0.3)
-    assert mirror.overlap(blocks(*range(20_000, 20_100)))[A].gpu_blocks == 100
+    assert mirror.overlap(blocks(*range(50_000, 50_100)))[A].gpu_blocks == 100
     assert mirror.figures().snapshots == before.snapshots
     assert await run_command(redis_backend.client, "EXISTS", ReplicaKeys(A).record) == 1
 
