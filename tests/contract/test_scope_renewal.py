@@ -212,10 +212,11 @@ async def test_a_router_drops_what_it_placed_for_the_scope_and_what_it_remembers
         prompts=SimpleNamespace(forget=lambda: calls.append("prompts")),
         tokens=SimpleNamespace(forget=lambda: calls.append("tokens")),
         reader=SimpleNamespace(replicas=dict),
+        warm_ups=SimpleNamespace(texts=SimpleNamespace(forget=calls.append)),
     )
     Lifecycle(app, stand.epochs)
     assert stand.epochs.view is not None
     forgotten = stand.epochs.view.forget(SCOPE, ("salt:1", "salt:2"))
     assert forgotten == Forgotten(placements=4, roots=2)
-    assert calls == [("salt:1", "salt:2"), "prompts", "tokens", "learned"]
+    assert calls == [("salt:1", "salt:2"), "prompts", "tokens", "learned", SCOPE]
     assert [book.resident(A) for book in books] == [2, 2]

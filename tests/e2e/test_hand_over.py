@@ -39,6 +39,7 @@ async def drain(fleet: WarmFleet, command: str, replica: str, *flags: str) -> tu
 
 @pytest.fixture
 async def fleet(tmp_path: Path, valkey: ValkeyProcess) -> AsyncIterator[WarmFleet]:
+    await valkey.flush()  # another test's drains are in the settings document there
     plan = FleetPlan(state_url=valkey.url, replicas=0, routers=0)
     async with WarmFleet(tmp_path, plan) as running:
         yield running

@@ -55,10 +55,13 @@ async def fleet_with_two_routers(
         yield running
 
 
-@pytest.fixture
-def desks(fleet: LocalFleet) -> tuple[CanaryDesk, CanaryDesk]:
-    one, two = fleet.routers
-    return CanaryDesk(fleet, one), CanaryDesk(fleet, two)
+@pytest_asyncio.fixture(loop_scope="module")
+async def desks(fleet: LocalFleet) -> AsyncIterator[tuple[CanaryDesk, CanaryDesk]]:
+    one, two = (CanaryDesk(fleet, router) for router in fleet.routers)
+    yield one, two
+    if (await one.status())["state"] == "running":  # what a test that failed left
+        await one.post("stop", "the test has ended")
+        await two.has_state("none")
 
 
 async def test_a_bad_candidate_is_rolled_back_by_itself_on_both_routers(
@@ -100,9 +103,12 @@ async def test_a_good_candidate_gets_a_verdict_and_is_promoted(
     await two.settings.has(begun["version"])
     await talk(fleet, 160)
 
+    async def has_all() -> bool:
+        return await one.has_counted(160) and (await one.status())["counted_by"] == 2
+
+    await until(has_all, "figures of both routers")
     view = await one.status()
     assert view["state"] == "running"
-    assert view["counted_by"] == 2, "figures of both routers"
     measures = {row["name"]: row for row in view["verdict"]["measures"]}
     assert view["verdict"]["word"] != "worse", measures
     assert measures["errors"]["change"] == 0.0

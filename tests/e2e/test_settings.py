@@ -82,7 +82,7 @@ async def test_a_change_is_in_force_here_at_once_and_in_every_router_within_a_se
         ({"health": {"fall": 5}, "hold": {"release_ms": "much"}}, "hold.release_ms"),
         ({"admission": {"learned": True}}, "admission.learned"),
         ({"drains": ["no name!"]}, "drains[0]"),
-        ({"drains": ["nosuch"]}, "drains: expected replicas of GET /admin/replicas, got 'nosuch'"),
+        ({"drains": ["nosuch"]}, "drains: expected one of w0, w1, got 'nosuch'"),
         ({"listen": "127.0.0.1:1"}, "listen"),
     ],
 )
