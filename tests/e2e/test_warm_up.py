@@ -31,6 +31,7 @@ async def warm_fleet(
     routers: int = 1,
     **config: Any,
 ) -> AsyncIterator[WarmFleet]:
+    await valkey.flush()  # other tests' drains are in the settings document there
     plan = FleetPlan(state_url=valkey.url, replicas=0, routers=0)
     async with WarmFleet(folder, plan) as fleet:
         await fleet.start_engines(workers, *flags)
