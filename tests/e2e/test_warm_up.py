@@ -83,7 +83,7 @@ async def test_clients_go_first_and_what_was_cut_off_goes_on_afterwards(
             await fleet.ask(tokens_of(f"a client of {asked.url}", 256), asked)
             job = await fleet.job("warm_up", "w0", ended=False)
             assert not job["end"]
-        assert job["gave_way"] >= 2
+        assert job["gave_way"] >= 1
         done = await fleet.job("warm_up", "w0")
         assert (done["end"], done["done"]) == ("done", 1)
         first = await fleet.ask(prefix + tokens_of("first", 70))
