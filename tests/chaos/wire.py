@@ -105,5 +105,7 @@ class Wire:
 def request_bytes(path: str, body: bytes, fields: dict[str, str], method: str = "POST") -> bytes:
     """Return one request as it goes over the wire."""
     more = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
