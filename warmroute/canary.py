@@ -16,6 +16,7 @@ from warmroute.admin_client import ask
 from warmroute.cli import UsageError
 from warmroute.setting_client import (
     RefusedError,
+    action_adder,
     add_change_flags,
     author_of,
     change,
@@ -27,7 +28,7 @@ from warmroute.weights import patch_of
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 EXAMPLES: Final = """\
 examples:
@@ -47,14 +48,7 @@ to promote or stop, or no router.
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the command's actions and their flags."""
-    parser.epilog = EXAMPLES
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-
-    def action(name: str, summary: str, flags: Callable[[argparse.ArgumentParser], None]) -> Any:
-        added = actions.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
-        flags(added)
-        return added
-
+    action = action_adder(parser, EXAMPLES)
     start = action("start", "give a part of the requests to a candidate", add_change_flags)
     start.add_argument(
         "values", nargs="*", metavar="KEY=VALUE", help="weights that differ from those in force"

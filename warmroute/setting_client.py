@@ -7,7 +7,7 @@ import asyncio
 import getpass
 import socket
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import aiohttp
 import msgspec
@@ -17,6 +17,9 @@ from router.setting_view import SettingsChange
 from state.model import UNIX_SCHEME
 from warmroute.admin_client import MAX_BODY_BYTES, admin_url, read_bounded, session
 from warmroute.cli import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TIMEOUT_S: Final = 10.0
 UNSET: Final = "-"
@@ -33,6 +36,23 @@ class _Said(msgspec.Struct):
 
 class _Refusal(msgspec.Struct):
     error: _Said
+
+
+def action_adder(
+    parser: argparse.ArgumentParser, examples: str
+) -> Callable[[str, str, Callable[[argparse.ArgumentParser], None]], argparse.ArgumentParser]:
+    """Return what adds an action to a command: by name, summary and what adds its flags."""
+    parser.epilog = examples
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def action(
+        name: str, summary: str, flags: Callable[[argparse.ArgumentParser], None]
+    ) -> argparse.ArgumentParser:
+        added = actions.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
+        flags(added)
+        return added
+
+    return action
 
 
 def add_change_flags(parser: argparse.ArgumentParser, *, is_inner: bool = False) -> None:

@@ -15,6 +15,7 @@ from warmroute.admin_client import ask
 from warmroute.cli import UsageError
 from warmroute.setting_client import (
     RefusedError,
+    action_adder,
     add_change_flags,
     author_of,
     change,
@@ -28,7 +29,7 @@ from warmroute.setting_client import (
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 EXAMPLES: Final = """\
 examples:
@@ -47,14 +48,7 @@ no router.
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the command's actions and their flags."""
-    parser.epilog = EXAMPLES
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-
-    def action(name: str, summary: str, flags: Callable[[argparse.ArgumentParser], None]) -> Any:
-        added = actions.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
-        flags(added)
-        return added
-
+    action = action_adder(parser, EXAMPLES)
     get = action("get", "show what is in force, and where it comes from", add_question_flags)
     get.add_argument("keys", nargs="*", metavar="KEY", help="only these, and what is below them")
     change_keys = action("set", "change some keys in all routers", add_change_flags)

@@ -89,6 +89,12 @@ async def test_four_hundred_clients_that_leave_mid_stream_leave_nothing_behind(
 
 async def test_a_client_that_leaves_during_prefill_frees_the_worker(fleet: LocalFleet) -> None:
     """C10, A29: before the first byte, with half a second of prefill ahead."""
+
+    async def generated() -> float:
+        each = [await fleet.gauges(replica.url) for replica in fleet.replicas]
+        return sum(one["vllm:generation_tokens_total"] for one in each)
+
+    before = await generated()
     client = await RawClient.connect(fleet.router.port)
     client.send(post_to(chat_body("lazy dogs " * 30_000, max_tokens=1, x=1)))
 
@@ -98,6 +104,7 @@ async def test_a_client_that_leaves_during_prefill_frees_the_worker(fleet: Local
     await until(is_prefilling, "the prompt is on a worker")
     client.abort()
     await fleet.settled()
+    assert await generated() == before, "its prompt was not computed to the end"
     [record] = await fleet.decisions(1)
     assert (record["status"], record["ttft_s"]) == (499, None)
 

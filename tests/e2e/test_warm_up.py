@@ -78,18 +78,20 @@ async def test_clients_go_first_and_what_was_cut_off_goes_on_afterwards(
         async def is_computing() -> bool:
             return await fleet.in_engine(fleet.replicas[0]) > 0
 
-        for asked in fleet.routers:
-            await until(is_computing, "a warm-up on the worker")
-            await fleet.ask(tokens_of(f"a client of {asked.url}", 256), asked)
-            job = await fleet.job("warm_up", "w0", ended=False)
-            assert not job["end"]
-        assert job["gave_way"] >= 1
+        job, clients = {"gave_way": 0}, [0, 0]
+        while job["gave_way"] < 2:
+            for at, asked in enumerate(fleet.routers):
+                await until(is_computing, "a warm-up on the worker")
+                clients[at] += 1
+                await fleet.ask(tokens_of(f"client {clients} of {asked.url}", 256), asked)
+                job = await fleet.job("warm_up", "w0", ended=False)
+                assert not job["end"]
         done = await fleet.job("warm_up", "w0")
         assert (done["end"], done["done"]) == ("done", 1)
         first = await fleet.ask(prefix + tokens_of("first", 70))
         assert first.cached_tokens == LONG
         metrics = await fleet.gauges(fleet.router.url)
-        assert metrics["warmroute_requests_total"] == 8
+        assert metrics["warmroute_requests_total"] == 7 + clients[0]
         assert metrics["warmroute_warm_up_requests_total"] >= LONG / 512
 
 
