@@ -22,7 +22,7 @@ COPY warmroute warmroute
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /opt/warmroute/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
  && /opt/warmroute/bin/pip uninstall --yes pip
-RUN cd / && { /opt/warmroute/bin/python -m state.native || true; }
+RUN cd / && { /opt/warmroute/bin/python -m warmroute.native || true; }
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title=warmroute org.opencontainers.image.licenses=Apache-2.0

@@ -10,7 +10,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check format test chaos soak-router docs docs-reference docs-metrics test-observability test-otel test-data test-kill test-helm render-helm test-drain test-page test-slowhttp test-varnish test-timing test-flood test-bugs sbom audit test-vllm \
   test-vllm-long test-reference test-engine test-schemathesis fuzz soak \
-  gpu-check grid audit-timing bench-live bench bench-router bench-request bench-chunk bench-streams bench-history bench-processes bench-prompt bench-engine bench-tiers bench-transfer \
+  gpu-check grid audit-timing bench-live bench bench-router bench-request bench-chunk bench-streams bench-history bench-processes bench-prompt bench-engine bench-tiers bench-transfer bench-check bench-profile \
   bench-publish bench-quick bench-peers bench-native bench-index native lock clean
 
 help: ## Show the targets
@@ -24,6 +24,7 @@ $(RUN): requirements/runtime.lock pyproject.toml
 	@$(PIP) install --require-hashes -r requirements/runtime.lock
 	@$(PIP) install --require-hashes -r requirements/build.lock
 	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m warmroute.native >/dev/null 2>&1 || echo "no C compiler: helpers are not built, everything works without them"
 	@touch $@
 
 $(DEV): requirements/dev.lock $(RUN)
@@ -125,8 +126,8 @@ build/helm/.installed:
 	@build/helm/bin/pip --disable-pip-version-check --quiet install 'kubernetes-validate==1.37.*'
 	@touch $@
 
-native: $(DEV) ## Compile the helper that makes a router's index a third as large (CC)
-	@$(BIN)/python -m state.native
+native: $(RUN) ## Compile the helpers for index and words again (CC); setting up does it where there is a compiler
+	@$(BIN)/python -m warmroute.native
 
 test-drain: $(DEV) ## Ten restarts of one of two routers under load
 	@$(BIN)/python -m pytest -m heavy tests/e2e/test_drain.py
@@ -189,12 +190,17 @@ soak: $(DEV) ## A million operations on the worker's pages (SOAK="--seed 7 --ope
 gpu-check: $(DEV) ## Token identity and throughput on a GPU (WARMROUTE_ENGINE=/path/to/environment)
 	@$(or $(WARMROUTE_ENGINE:%=%/bin/python),$(BIN)/python) bench/gpu_check.py --page docs/engine.md
 
-bench: bench-native ## Measure the router beside its peers, long histories, prompts (some 10 minutes)
-	-@$(BIN)/python bench/peers/install.py
-	@$(BIN)/python bench/router_bench.py
-	@$(BIN)/python bench/history_bench.py
-	@$(BIN)/python bench/streams_bench.py
-	@$(BIN)/python bench/prompt_bench.py
+bench: $(DEV) ## Every figure beside its budget and peers, with JSON and charts (BENCH="--last"; half an hour)
+	-@$(if $(findstring --last,$(BENCH)),,$(MAKE) --no-print-directory bench-native)
+	-@$(if $(findstring --last,$(BENCH)),,$(BIN)/python bench/peers/install.py)
+	@$(BIN)/python bench/summary.py $(BENCH)
+
+bench-check: $(DEV) ## Did a ratio of bench/reference.json get worse? (CHECK="--last --update"; 15 minutes)
+	-@$(if $(findstring --last,$(CHECK)),,$(MAKE) --no-print-directory bench-native)
+	@$(BIN)/python bench/check.py $(CHECK)
+
+bench-profile: $(DEV) ## Flame graphs of the router's own code, into docs/images (PROFILE="--only 32,chunk")
+	@$(BIN)/python bench/flame_bench.py $(PROFILE)
 
 bench-router: bench-native ## CPU per request and chunk, latency, memory, beside the peers
 	-@$(BIN)/python bench/peers/install.py
@@ -244,9 +250,7 @@ bench-publish: $(DEV) ## Put the tables of the last benches into docs/
 
 bench-quick: bench-native ## The same with small amounts: does the bench work?
 	@$(BIN)/python -m pytest -q -m heavy tests/e2e/test_bench_native.py
-	@$(BIN)/python bench/router_bench.py --quick
-	@$(BIN)/python bench/history_bench.py --quick
-	@$(BIN)/python bench/streams_bench.py --quick
+	@$(BIN)/python bench/summary.py --quick
 	@$(BIN)/python bench/tier_bench.py --quick
 
 bench-peers: $(DEV) ## Install the peers below build/peers (WARMROUTE_PEERS), each in its own environment

@@ -29,10 +29,11 @@ from rich.table import Table
 from index_forms import ArrayTable, BucketTable, IntTable
 from state.block_table import DictTable
 from state.client import RedisSettings, command_client, run_command
+from state.compiled import build, library_path
 from state.embedded import EmbeddedValkey
 from state.mirror_sync import Follower
 from state.model import BlockId, Generation, ReplicaId, Tier
-from state.native import build, library_path, load, table_maker
+from state.native import SOURCE, load, table_maker
 from state.residency import Residency
 from state.schema import Entry, EntryKind, encode_entry, unpack_blocks
 from state_bench import Server
@@ -75,8 +76,8 @@ def maker_of(form: str) -> Callable[[], BlockTable]:
     """Return what makes tables of one form."""
     if form == "compiled":
         HELPERS.mkdir(parents=True, exist_ok=True)
-        path = library_path(HELPERS)
-        return table_maker(load(path) or load(build(HELPERS)))
+        path = library_path(SOURCE, HELPERS)
+        return table_maker(load(path) or load(build(SOURCE, HELPERS)))
     return OTHERS.get(form, DictTable)
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from prompt.boundary import Shape
+    from prompt.native_word import WordLibrary
 
 MAX_FAST_CHARS: Final = 16 * 1024
 """Longer texts without a cut are hostile or rare; ``tiktoken`` panics on a million spaces."""
@@ -48,10 +49,17 @@ _CORPUS: Final = (
 
 
 class Engine:
-    """Text to ids with the fastest engine that is proved equal."""
+    """Text to ids with the fastest engine that is proved equal.
+
+    ``library``: the compiled helper for words, None for words in Python.
+    """
 
     def __init__(
-        self, pipeline: tokenizers.Tokenizer, definition: Mapping[str, Any], shape: Shape | None
+        self,
+        pipeline: tokenizers.Tokenizer,
+        definition: Mapping[str, Any],
+        shape: Shape | None,
+        library: WordLibrary | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._is_nfc = shape is not None and shape.is_nfc
@@ -61,7 +69,13 @@ class Engine:
         self._added_begins = tuple(sorted({content[0] for content in self._added}))
         if self._fast is not None and not self._is_proved(definition, self.ids):
             self._fast = None
+        self._library = library
         self._words = self._table(definition, shape)
+
+    @property
+    def looks_up_long_texts(self) -> bool:
+        """Whether ``packed_short`` is the faster way for long texts as well, piece by piece."""
+        return self._library is not None and self._words is not None
 
     @property
     def is_fast(self) -> bool:
@@ -161,7 +175,7 @@ class Engine:
         if shape is None or not shape.are_plain:
             return None
         added = {content: pack_tokens((token,)) for content, token in shape.added.items()}
-        probed = WordTable(shape.pattern, added, self._piece)
+        probed = WordTable(shape.pattern, added, self._piece, self._library)
 
         def looked_up(text: str) -> list[int] | None:
             packed = probed.packed(text)
@@ -169,7 +183,7 @@ class Engine:
 
         if not self._is_proved(definition, looked_up):
             return None
-        return WordTable(shape.pattern, added, self._piece)
+        return WordTable(shape.pattern, added, self._piece, self._library)
 
 
 def _tried(fast: Any, text: str, added: frozenset[str]) -> list[int] | None:

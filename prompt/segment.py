@@ -157,7 +157,8 @@ class SegmentCache:
     def _pieces(self, text: str, ends: Sequence[int], salt: str) -> list[bytes]:
         engine = self._engine
         # Words that were seen before are faster, whoever's they were: not where salts are.
-        is_looked_up = len(text) <= SHORT_CHARS and not salt
+        is_short = len(text) <= SHORT_CHARS or engine.looks_up_long_texts
+        is_looked_up = is_short and not salt
         packed = engine.packed_short if is_looked_up else engine.packed
         first, pieces = 0, []
         for end in ends:

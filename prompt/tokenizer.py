@@ -16,6 +16,7 @@ import msgspec
 from prompt.boundary import shape_of
 from prompt.engine import Engine, load_pipeline
 from prompt.model import CodecLoadError, PromptTokens
+from prompt.native_word import word_library
 from prompt.segment import DEFAULT_CACHE_BYTES, SHORT_CHARS, SegmentCache
 from state.prefix import pack_tokens
 
@@ -76,7 +77,7 @@ class Tokenizer:
         self._pipeline = load_pipeline(definition, TOKENIZER_FILE)
         decoded: dict[str, Any] = msgspec.json.decode(definition)
         shape = shape_of(decoded)
-        self._engine = Engine(self._pipeline, decoded, shape)
+        self._engine = Engine(self._pipeline, decoded, shape, word_library())
         self.vocabulary_size: Final = self._pipeline.get_vocab_size(with_added_tokens=True)
         self.plain: Final = self._cache(shape, (b"", b""), cache_bytes)
         self.framed: Final = self._cache(shape, self._frame(), cache_bytes)

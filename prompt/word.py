@@ -16,8 +16,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from prompt.native_word import NativeWords
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from prompt.native_word import WordLibrary
 
 MAX_WORDS: Final = 65_536
 SHORT_CHARS: Final = 24
@@ -69,12 +73,18 @@ class WordTable:
     """The words of one vocabulary. ``encode`` gives the packed ids of text without added tokens.
 
     ``added`` maps the contents of added tokens to packed ids. They must be found by one search for
-    the leftmost content, whatever stands around it (``Shape.are_plain``).
+    the leftmost content, whatever stands around it (``Shape.are_plain``). With a ``library`` it
+    finds words, and gives the same ids (``prompt.native_word``).
     """
 
     def __init__(
-        self, pattern: str, added: Mapping[str, bytes], encode: Callable[[str], bytes]
+        self,
+        pattern: str,
+        added: Mapping[str, bytes],
+        encode: Callable[[str], bytes],
+        library: WordLibrary | None = None,
     ) -> None:
+        self._native = None if library is None else NativeWords(library, pattern, encode, MAX_WORDS)
         self._find = re.compile(ascii_pattern(pattern)).findall
         self._piece = _Words(encode).__getitem__
         self._short = _Words(encode).__getitem__
@@ -130,9 +140,24 @@ class WordTable:
         A space after another character than white space begins a piece (``prompt.boundary``): where
         all do, a word and the space before it are looked up at once.
         """
+        is_native = self._native is not None
         if text.isascii():
+            if is_native:
+                return self._native_ascii
             return self._pieces if _is_wide(text) else self._words
-        return None if _SPACED.search(text) else self._words
+        if _SPACED.search(text):
+            return None
+        return self._native_spaced if is_native else self._words
+
+    def _native_ascii(self, text: str) -> bytes:
+        if len(text) <= SHORT_CHARS or self._native is None:
+            return self._short(text)
+        return self._native.ascii(text)
+
+    def _native_spaced(self, text: str) -> bytes:
+        if len(text) <= SHORT_CHARS or self._native is None:
+            return self._short(text)
+        return self._native.spaced(text)
 
     def _words(self, text: str) -> bytes:
         if len(text) <= SHORT_CHARS:

@@ -104,7 +104,8 @@ async def test_a_good_candidate_gets_a_verdict_and_is_promoted(
     await talk(fleet, 160)
 
     async def has_all() -> bool:
-        return await one.has_counted(160) and (await one.status())["counted_by"] == 2
+        known = [await desk.has_counted(160) for desk in desks]
+        return all(known) and (await one.status())["counted_by"] == 2
 
     await until(has_all, "figures of both routers")
     view = await one.status()
@@ -217,6 +218,7 @@ async def test_what_cannot_be_is_refused_by_name(
         ({"percent": 10, "policy": {"kind": "preble"}}, "canary.policy.kind"),
         ({"percent": 10, "guardrails": {"errors": {"limit": 3}}}, "canary.guardrails.errors.limit"),
         ({"percent": 10, "duration_s": 1}, "duration_s"),
+        ({"percent": 10, "policy": {}}, "policy: expected what differs from the one in force"),
     ):
         status, told = await one.try_start({"policy": {"kind": "least_loaded"}, **wrong})
         assert (status, named in told["error"]["message"]) == (400, True), told

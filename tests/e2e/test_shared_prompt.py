@@ -88,7 +88,7 @@ async def test_a_paced_client_with_one_system_prompt_uses_all_workers_too(
     fleet: LocalFleet,
 ) -> None:
     """A02, B32: one request at a time never meets a queue, and still no worker is pinned."""
-    answers = await serve(fleet, system_prompt("Law", 138), requests=300, clients=1)
+    answers = await serve(fleet, system_prompt("Law", 138), requests=900, clients=1)
     assert largest_share(answers[WARM_UP:]) <= 1.5 / WORKERS
     assert hit_ratio(answers) > 0.85
 

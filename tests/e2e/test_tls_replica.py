@@ -253,8 +253,12 @@ async def test_a_replica_that_gets_no_certificate_may_say_so_after_the_handshake
 
         def refuse() -> None:
             accepted, _ = listening.accept()
-            with accepted, contextlib.suppress(ssl.SSLError, ConnectionError):
-                replica_tls.wrap_socket(accepted, server_side=True)
+            with accepted.dup() as lingering:  # unread bytes at a close would reset it
+                with accepted, contextlib.suppress(ssl.SSLError, ConnectionError):
+                    replica_tls.wrap_socket(accepted, server_side=True)
+                lingering.shutdown(socket.SHUT_WR)
+                while lingering.recv(65_536):
+                    pass
 
         refusing = asyncio.create_task(asyncio.to_thread(refuse))
         pool = UpstreamPool(believing(authority))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from state.block_table import ASKED, DictTable
-from support.block_tables import native_table, needs_compiler
 from support.fleet_state import block
+from support.native import native_table, needs_compiler
 
 if TYPE_CHECKING:
     from state.block_table import BlockTable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -12,8 +13,8 @@ from policies.least_loaded import LeastLoaded
 from router.canary_setting import CanarySettings, Guardrails, RatioGuardrail, ShareGuardrail
 from router.canary_sums import merged, pack, unpack
 from router.canary_verdict import Word, judge
-from router.split import CANDIDATE, GROUPS, Splitter
-from support.canary_traffic import NONE, Effect, Traffic
+from router.split import CANDIDATE, GROUPS, Assigned, Splitter
+from support.canary_traffic import NONE, Effect, Traffic, record_of
 
 if TYPE_CHECKING:
     from router.canary_verdict import CanaryVerdict
@@ -104,3 +105,19 @@ def test_a_split_is_as_large_as_told_and_its_groups_are_alike(percent: float, se
         counts[one.group] += 1
     assert min(counts) > 0.4 * 4_000 / GROUPS
     assert [splitter.assign(number.to_bytes(4), None) for number in range(50)] == seen[:50]
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.7])
+def test_one_conversation_that_fails_all_the_time_breaks_no_guardrail(share: float) -> None:
+    """However large its share of the candidate's requests is: it is one group of many."""
+    for seed in range(10):
+        traffic, rng = Traffic(seed), random.Random(seed)
+        for _ in range(30):
+            traffic.pass_by(200)
+            bad = round(50 * share / (1 - share))  # a quarter of the 200 are the candidate's
+            for _ in range(bad):
+                traffic.counter.add(
+                    Assigned(CANDIDATE, 5),
+                    record_of(outcome="done", status=500, replica=f"w{rng.randrange(4)}"),
+                )
+            assert not judge(traffic.counter.sums, Guardrails()).broken, seed

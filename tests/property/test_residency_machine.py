@@ -9,8 +9,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from state.lease import Lease, LeaseBook, Outcome
 from state.model import BlockId, LeaseTotals, Overlap, ReplicaId, Tier
 from state.residency import Residency
-from support.block_tables import native_table, needs_compiler
 from support.fleet_state import block
+from support.native import native_table, needs_compiler
 
 _REPLICAS = st.sampled_from([ReplicaId(name) for name in "abc"])
 _TIERS = st.sampled_from(list(Tier))

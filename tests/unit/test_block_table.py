@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from state.block_table import DictTable
+from state.compiled import build, library_path
 from state.model import BlockId, ReplicaId, Tier
-from state.native import build, library_path, load, table_maker
+from state.native import SOURCE, load, table_maker
 from state.native_table import NativeTable
 from state.residency import HOLDER_BYTES, MIN_BYTES, Residency
-from support.block_tables import (
+from support.fleet_state import A, block
+from support.native import (
     COMPILER,
     both_forms,
     native_library,
     native_table,
     needs_compiler,
 )
-from support.fleet_state import A, block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,8 +151,8 @@ def test_without_a_helper_an_index_is_a_dict(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_a_helper_is_known_by_its_source(tmp_path: Path) -> None:
-    built = build(tmp_path, (str(COMPILER),))
-    assert built == library_path(tmp_path)
+    built = build(SOURCE, tmp_path, (str(COMPILER),))
+    assert built == library_path(SOURCE, tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == [built.name]
     assert load(built) is not None
     assert isinstance(table_maker(load(built))(), NativeTable)
@@ -159,9 +160,9 @@ def test_a_helper_is_known_by_its_source(tmp_path: Path) -> None:
 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
-        build(tmp_path, ("false",))
+        build(SOURCE, tmp_path, ("false",))
     with pytest.raises(OSError, match="no-such-compiler"):
-        build(tmp_path, ("no-such-compiler",))
+        build(SOURCE, tmp_path, ("no-such-compiler",))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Both forms of the table below the index, for tests: the compiled one where a compiler is."""
+"""The compiled helpers for tests, where a compiler is, beside what they stand in for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from prompt import native_word
+from prompt.native_word import WordLibrary
+from state import native
 from state.block_table import DictTable
-from state.native import Library, build, table_maker
+from state.compiled import build
+from state.native import Library, table_maker
 
 if TYPE_CHECKING:
     from state.block_table import BlockTable
@@ -22,12 +26,24 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 
 
 @cache
-def native_library() -> Library:
-    """Build the helper of this source, once for each run of the tests."""
+def built(source: Path) -> Path:
+    """Build the helper of ``source``, once for each run of the tests."""
     assert COMPILER is not None
     directory = tempfile.mkdtemp(prefix="warmroute-native-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return Library(build(Path(directory), (COMPILER, "-Wall", "-Wextra", "-Werror")))
+    return build(source, Path(directory), (COMPILER, "-Wall", "-Wextra", "-Werror"))
+
+
+@cache
+def native_library() -> Library:
+    """Return the helper of the index."""
+    return Library(built(native.SOURCE))
+
+
+@cache
+def word_library() -> WordLibrary | None:
+    """Return the helper of words; None without a compiler."""
+    return None if COMPILER is None else WordLibrary(built(native_word.SOURCE))
 
 
 def native_table() -> BlockTable:
