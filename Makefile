@@ -11,7 +11,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 .PHONY: help setup demo check format test chaos soak-router docs docs-reference docs-metrics test-observability test-otel test-data test-kill test-helm render-helm test-drain test-page test-slowhttp test-varnish test-timing test-flood test-bugs sbom audit test-vllm \
   test-vllm-long test-reference test-engine test-schemathesis fuzz soak \
   gpu-check grid audit-timing bench-live bench bench-router bench-request bench-chunk bench-streams bench-history bench-processes bench-prompt bench-engine bench-tiers bench-transfer bench-check bench-profile \
-  bench-publish bench-quick bench-peers bench-native bench-index native lock clean
+  bench-publish bench-quick bench-peers bench-native bench-index bench-fleet native lock clean
 
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -226,6 +226,9 @@ bench-prompt: $(DEV) ## Reading prompts alone (PROMPT="--speeds": tokens per sec
 
 bench-index: $(DEV) ## The index: memory, events, lookups, by form (INDEX="0.25 --parts memory,lookups"; minutes)
 	@$(BIN)/python bench/index_bench.py $(INDEX)
+
+bench-fleet: $(DEV) ## What 10, 100 and 1,000 replicas cost a router at rest (FLEET="2000": instead of 1,000)
+	@$(BIN)/python bench/fleet_bench.py $(FLEET)
 
 bench-engine: ## The worker's runners beside transformers (WARMROUTE_ENGINE=/path/to/environment)
 	@$(WARMROUTE_ENGINE)/bin/python bench/engine_bench.py

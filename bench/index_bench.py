@@ -169,7 +169,7 @@ class Events:
 
     def __init__(self, form: str, held_blocks: int, batch_blocks: int) -> None:
         self._residency = Residency(make_table=maker_of(form))
-        self._follower = Follower(self._residency, lambda: None, lambda *_: None)
+        self._follower = Follower(self._residency, lambda _: None, lambda *_: None)
         self._name, self._generation = ReplicaId("a"), Generation("g")
         self._follower.expect({self._name: self._generation})
         [self._follow] = self._follower.unsynced()

@@ -266,8 +266,9 @@ async def tail_rows(server: Server) -> list[Row]:
     return rows
 
 
-def on_registered() -> None:
+def on_registered(replica: ReplicaId) -> None:
     """Ignore it."""
+    del replica
 
 
 def on_deregistered(replica: ReplicaId, generation: Generation) -> None:

@@ -98,8 +98,9 @@ class Canary(Collector):
         failed = has_failed(record)
         if failed is None:
             return
-        is_candidate = assigned.side is CANDIDATE
-        if trial.burst.add(is_candidate=is_candidate, has_failed=failed) and self.is_splitting:
+        is_candidate, group = assigned.side is CANDIDATE, assigned.group
+        is_burst = trial.burst.add(group, is_candidate=is_candidate, has_failed=failed)
+        if is_burst and self.is_splitting:
             self.end()
             self.on_burst()
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from router.canary_keeper import PROMOTED, ROLLED_BACK, settings_after
+from router.canary_row import row_of
 from router.canary_setting import (
     CanaryId,
     CanarySettings,
@@ -21,16 +22,18 @@ from router.canary_setting import (
     TenantName,
 )
 from router.canary_verdict import CanaryVerdict
-from router.error import ConflictError, NotFoundError
+from router.error import ClientError, ConflictError, NotFoundError
 from router.reply import json_response
 from router.setting_view import Author, Reason, Version
 from router.settings import CANARY
+from router.split import CANDIDATE, CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from router.canary import Canary
     from router.canary_keeper import CanaryKeeper
+    from router.canary_row import CanaryRow
     from router.client import Handler
     from router.reply import Response
     from router.request import Request
@@ -84,15 +87,36 @@ class EndedCanary(Struct, frozen=True, kw_only=True):
     verdict: CanaryVerdict | None
 
 
+State = Literal["none", "running", "ending", "waiting"]
+
+
+class SideCounts(Struct, frozen=True, kw_only=True):
+    """Requests of both sides that one router process counted itself."""
+
+    control: int
+    candidate: int
+
+
+class ProcessCanary(Struct, frozen=True, kw_only=True):
+    """How a canary stands in one of several processes; ``own`` is None where it is not running."""
+
+    process: int
+    state: State
+    settings_version: int
+    own: SideCounts | None
+    fault: str
+
+
 class CanaryView(Struct, frozen=True, kw_only=True):
     """How a canary stands.
 
     ``state``: ``none``; ``running``; ``ending``, which this router did and the store does not know
     yet; ``waiting`` to be promoted or stopped. ``counted_by``: of how many lives of routers the
-    figures are. ``fault``: why they are of this router alone.
+    figures are. ``fault``: why they are of this router alone. ``own`` are its own requests.
+    ``processes`` are those of the router, where it has several (``router.supervisor.canary``).
     """
 
-    state: Literal["none", "running", "ending", "waiting"]
+    state: State
     settings_version: int
     unix_s: float
     settings: CanarySettings | None = None
@@ -101,6 +125,8 @@ class CanaryView(Struct, frozen=True, kw_only=True):
     verdict: CanaryVerdict | None = None
     fault: str = ""
     last: EndedCanary | None = None
+    own: SideCounts | None = None
+    processes: tuple[ProcessCanary, ...] = ()
 
 
 class CanaryAdmin:
@@ -156,11 +182,22 @@ class CanaryAdmin:
             verdict=self._keeper.judged(trial),
             fault=self._keeper.fault,
             last=last,
+            own=SideCounts(
+                control=trial.counter.sums.requests(CONTROL),
+                candidate=trial.counter.sums.requests(CANDIDATE),
+            ),
         )
+
+    def row(self) -> CanaryRow | None:
+        """Return the same in a line; None where there is none."""
+        return row_of(self.view(), self._parts.live().policy)
 
     async def start(self, request: Request) -> Response:
         """Begin one."""
         body = await self._changes.read(request, StartBody)
+        if not body.policy:
+            message = 'policy: expected what differs from the one in force, as {"w_copy": 0.8}'
+            raise ClientError(message, param="policy")
         await self._changes.look()
         document = self._changes.document()
         if CANARY in document:

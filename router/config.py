@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-import yaml
 from msgspec import Meta, Struct
 
 from policies.expected_ttft import ExpectedTtft
@@ -37,7 +36,6 @@ from router.recording import RecordingSettings, recording_fault
 from router.registration_setting import RegistrationSettings, registration_fault
 from router.retry_setting import RetrySettings
 from router.shadow_policy import ShadowSettings, shadow_fault
-from router.strict_yaml import load_yaml
 from router.supervisor.share import share_fault
 from router.tenant import Label, TenantSettings, tenant_fault
 from router.tls_setting import ListenerTls
@@ -255,12 +253,14 @@ def decode_config(raw: object) -> Config:
 
 def load_config(path: Path) -> Config:
     """Return the configuration in the YAML file at ``path``; raises ConfigError."""
+    from router.strict_yaml import YAMLError, load_yaml  # noqa: PLC0415 - no file, no parser
+
     try:
         raw = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         message = f"{path}: {error.strerror}"
         raise ConfigError(message) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, UnicodeDecodeError) as error:
         message = f"{path}: not YAML: {' '.join(str(error).split())}"
         raise ConfigError(message) from None
     try:

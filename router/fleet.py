@@ -171,6 +171,14 @@ class FleetTable:
         self._drained = replicas
         self._seen = None
 
+    def is_configured(self, member: Member) -> bool:
+        """Return whether the operator's file has ``member``, by its name or its address."""
+        address = dialled(member.endpoint)
+        return any(
+            own.replica == member.replica or dialled(own.endpoint) == address
+            for own in self._configured
+        )
+
     def adopt(self, found: tuple[Member, ...]) -> None:
         """Take these, and no others, as what other sources tell of the fleet."""
         self._found = found

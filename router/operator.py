@@ -78,6 +78,7 @@ def open_live(app: App, history: History) -> Live:
         replica_connections=lambda: app.pool.open_connections,
         loop_lag_s=lambda: app.upkeep.loop_lag_s,
         warm_up=lambda one: "" if app.warm_ups is None else app.warm_ups.told(one),
+        canary=lambda: None if app.settings is None else app.settings.canary_row(),
     )
 
     def sample() -> tuple[int, float]:

@@ -30,6 +30,7 @@ from router.header import header_value
 from router.reply import json_response
 from router.setting_view import SettingsChange
 from router.settings import DRAINS, drained
+from router.strict_json import key_twice
 from state.setting_book import MAX_DOCUMENT_BYTES, VersionConflictError
 from state.store import StateError
 
@@ -98,20 +99,28 @@ class SettingChanges:
             await self._parts.book.exchange()
 
     async def read(self, request: Request, kind: type[_Body]) -> _Body:
-        """Return the body of a change; raises ClientError for what a form may have sent."""
+        """Return the body of a change.
+
+        Raises ClientError for what a form may have sent, and for a key that is there twice.
+        """
         received = header_value(request.headers.received, b"content-type") or b""
         if received.partition(b";")[0].strip().lower() != b"application/json":
             message = "Content-Type: expected application/json"
             raise MediaTypeError(message, param="Content-Type")
         raw = await read_body(request, self._limits)
         try:
-            return msgspec.json.decode(raw, type=kind)
+            body = msgspec.json.decode(raw, type=kind)
+            twice = key_twice(raw)
         except msgspec.ValidationError as error:
             from_error = _explained(error, kind)
             raise ClientError(from_error, param=from_error.partition(":")[0]) from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (msgspec.DecodeError, ValueError, RecursionError):
             message = "body: expected JSON"
             raise ClientError(message) from None
+        if twice is not None:
+            message = f"{twice}: expected once, the key is there twice"
+            raise ClientError(message, param=twice)
+        return body
 
     async def make(
         self,
@@ -225,7 +234,10 @@ class SettingChanges:
 
 
 def _conflict(expected: int, found: int) -> ConflictError:
-    message = f"expected_version: expected {found}, got {expected}; read the settings again"
+    message = (
+        f"expected_version: {expected} was expected to be the current version, and {found} is; "
+        "read the settings again"
+    )
     return ConflictError(message, param="expected_version")
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from router.app import App
+    from router.canary_row import CanaryRow
     from router.client import Handler
     from router.settings import LiveSettings
     from state.canary_store import CanaryStore
@@ -150,6 +151,10 @@ class SettingLife(Collector):
         """Return what the operators' listener answers of settings."""
         settings, canary, _ = self._open_desk()
         return settings.routes() | canary.routes()
+
+    def canary_row(self) -> CanaryRow | None:
+        """Return how a canary stands, in a line; None where there is none."""
+        return self._open_desk()[1].row()
 
     def _open_desk(self) -> tuple[SettingAdmin, CanaryAdmin, CanaryKeeper]:
         """Return who makes changes: operators, and the canary by itself."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, structs
 
+from router.canary_row import CanaryRow
 from router.replica_view import RouterView
 from router.sums import Minute
 from state.model import ReplicaId
@@ -105,7 +106,10 @@ class DiagnosisRow(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """Everything at one moment. ``rates`` are the requests of each of the last 60 s."""
+    """Everything at one moment. ``rates`` are the requests of each of the last 60 s.
+
+    ``canary`` is None where the settings have none.
+    """
 
     unix_s: float
     started_unix_s: float
@@ -123,6 +127,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     hot_prefixes: tuple[PrefixRow, ...]
     tenants: tuple[TenantRow, ...]
     diagnoses: tuple[DiagnosisRow, ...]
+    canary: CanaryRow | None = None
 
 
 @dataclass(slots=True)
@@ -174,6 +179,7 @@ class SnapshotParts:
     loop_lag_s: Callable[[], float] = float
     warm_up: Callable[[ReplicaId], str] = lambda _: ""
     """What is done to warm a replica, or before it goes; empty where nothing is."""
+    canary: Callable[[], CanaryRow | None] = lambda: None
 
 
 class Snapshots:
@@ -239,6 +245,7 @@ class Snapshots:
                 )
                 for one in found
             ),
+            canary=parts.canary(),
         )
 
     def _row(

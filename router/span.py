@@ -189,6 +189,7 @@ def _told(method: str, operation: str | None, record: DecisionRecord) -> dict[st
         "warmroute.request_id": record.request_id,
         "warmroute.outcome": record.outcome,
         "warmroute.tenant": record.tenant,
+        "warmroute.side": record.side,
         "warmroute.prompt_tokens": record.prompt_tokens or None,
         "warmroute.attempts": len(record.attempts),
         "warmroute.ttft_s": record.ttft_s,

@@ -1,13 +1,19 @@
-"""YAML in which no key occurs twice: what stands there first would be lost without a word."""
+"""YAML in which no key occurs twice: what stands there first would be lost without a word.
+
+Whoever has a file to read imports this then: a start without one needs no parser.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from yaml import YAMLError
 
 if TYPE_CHECKING:
     from yaml.nodes import MappingNode
+
+__all__ = ["YAMLError", "load_yaml"]
 
 
 class _Loader(yaml.SafeLoader):
@@ -24,5 +30,5 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> object:
-    """Return what ``text`` says; raises yaml.YAMLError."""
+    """Return what ``text`` says; raises YAMLError."""
     return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader

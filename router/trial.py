@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from router.burst import Burst
 from router.canary_sums import Counter
-from router.split import Splitter
+from router.split import TENANT, Splitter
 
 if TYPE_CHECKING:
     from policies.model import Policy
@@ -32,7 +32,7 @@ class Trial:
     def __init__(self, settings: CanarySettings, epoch: str, version: int) -> None:
         self.epoch = epoch
         self.counter = Counter()
-        self.burst = Burst()
+        self.burst = Burst(by_tenant=settings.split == TENANT)
         self.follow(settings, version)
         self._splitter = Splitter(settings)
 

@@ -2,7 +2,8 @@
 
 A replica that joins, or begins another life of its cache, is warmed; one that drains hands over
 where the drain asked for it, or each does. What is done for it is a job (``router.warm_work``).
-What was there when this router began is neither: nothing is known of how cold it is.
+What was there when this router began is neither: nothing is known of how cold it is. Nor is it of
+the first life of a configured replica, and of what tells of itself while the registry fills.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 WARM_UP_PATH: Final = "/admin/warmup"
 TICK_S: Final = 0.25
+START_S: Final = 5.0
+"""Replicas that are first seen within so long of the first look were there before."""
 JOBS_KEPT: Final = 64
 LIVES_KEPT: Final = 4_096
 
@@ -90,6 +93,8 @@ class WarmUps(Collector):
         self._unix_clock = unix_clock
         self._lives: dict[ReplicaId, str] | None = None
         """The last life of each replica's cache, also of those that left; None before a look."""
+        self._filled_s = 0.0
+        """From when on a replica that is new here is one that joins."""
         self._jobs: dict[tuple[ReplicaId, JobKind], Job] = {}
         self._past: deque[Job] = deque(maxlen=JOBS_KEPT)
         self._handed: set[ReplicaId] = set()
@@ -159,9 +164,7 @@ class WarmUps(Collector):
         known = self._lives
         if known is None and not lives:
             return  # the registry was not read yet, or nobody is there
-        self._lives = lives if known is None else {**known, **lives}
-        for old in list(self._lives)[: len(self._lives) - LIVES_KEPT]:
-            del self._lives[old]
+        self._remember(lives)
         for (replica, kind), job in list(self._jobs.items()):
             if self._is_obsolete(kind, members.get(replica), lives.get(replica), job):
                 self._end(job)
@@ -173,8 +176,21 @@ class WarmUps(Collector):
                 self._look_at_drain(member, life)
                 continue
             self._handed.discard(replica)
-            if known is not None and known.get(replica) != life:
+            if known is not None and self._is_cold(member, known.get(replica), life):
                 self._begin(JobKind.WARM_UP, member, life)
+
+    def _remember(self, lives: Mapping[ReplicaId, str]) -> None:
+        if self._lives is None:
+            self._filled_s = self._clock() + START_S
+        self._lives = {**(self._lives or {}), **lives}
+        for old in list(self._lives)[: len(self._lives) - LIVES_KEPT]:
+            del self._lives[old]
+
+    def _is_cold(self, member: Member, before: str | None, life: str) -> bool:
+        """Return whether a cache began to live in this router's time; None: it is new here."""
+        if before is not None:
+            return before != life
+        return self._clock() >= self._filled_s and not self._fleet.is_configured(member)
 
     def _look_at_drain(self, member: Member, life: str) -> None:
         is_wanted = self.settings.hand_over == "always" or member.replica in self.asked

@@ -9,7 +9,7 @@ end
 if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then
   return 'fenced'
 end
-redis.call('HSET', KEYS[1], 'value', ARGV[3])
+redis.call('HSET', KEYS[1], 'value', ARGV[3], 'load', ARGV[5] ~= '' and '1' or '0')
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 if ARGV[5] ~= '' then
   redis.call('SET', KEYS[2], ARGV[5], 'PX', ARGV[6])

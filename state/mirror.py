@@ -21,9 +21,7 @@ from state.client import (
     blocking_client,
     command_client,
     describe,
-    read_value,
     refuses_writes,
-    run_command,
 )
 from state.facts import FactsBoard
 from state.fault import FaultBook
@@ -33,10 +31,10 @@ from state.mirror_sync import Follower, stream_heads
 from state.model import ReplicaId, Rung
 from state.native import load, table_maker
 from state.registry import Registry
+from state.registry_reader import RegistryReader
 from state.residency import HOLDER_BYTES, Residency
 from state.rhythm import Backoff, Beat, Signal, check_cancelled
 from state.rung import Ladder
-from state.schema import REPLICA_INDEX, ReplicaKeys, is_name
 from state.timing import MirrorTiming, StoreTiming
 
 if TYPE_CHECKING:
@@ -59,7 +57,6 @@ _log = logging.getLogger(__name__)
 _NO_ANSWER = "no answer"
 _LIVE: Final = Rung.LIVE
 """By a name of its own: an enumeration's members are slow to reach."""
-_POLL_CHUNK = 64
 _SWEEP_BLOCKS = 4096
 
 
@@ -89,6 +86,7 @@ class Mirror:
         self._residency = Residency(make_table=table_maker(load()))
         lives = {"load_ttl_s": store_timing.load_ttl_s, "record_ttl_s": store_timing.record_ttl_s}
         self._registry = Registry(grace_s=timing.grace_s, **lives)
+        self._reader = RegistryReader(min(lives.values()))
         self._follower = Follower(self._residency, self._on_registered, self._on_deregistered)
         self._leases = LeaseExchange(router, clock, store_timing.lease_ttl_s)
         self.facts = FactsBoard()
@@ -104,7 +102,6 @@ class Mirror:
         self._ladder = Ladder(timing)
         self._last_error = _NO_ANSWER
         self._faults = FaultBook(settings.url, _log)
-        self._malformed_values = 0
         self.failures = 0
         self.read_first: Callable[[Client], Awaitable[None]] | None = None
         """Read before anything else of each round: the view is live only after it."""
@@ -114,7 +111,7 @@ class Mirror:
 
     async def __aenter__(self) -> Self:
         self._client: Client = command_client(self._settings)
-        self._tail_client: Client = blocking_client(self._settings, self._timing.block_s)
+        self._tail_client: Client = blocking_client(self._settings, self._timing.longest_block_s)
         loops = {
             "registry": self._poll_registry,
             "snapshot": self._take_snapshots,
@@ -237,8 +234,8 @@ class Mirror:
     @property
     def malformed_values(self) -> int:
         """Values of the store that were ignored because they did not decode."""
-        parts = (self._registry, self._follower, self._leases, self.facts)
-        return sum(part.malformed_values for part in parts) + self._malformed_values
+        parts = (self._registry, self._reader, self._follower, self._leases, self.facts)
+        return sum(part.malformed_values for part in parts)
 
     def clears(self) -> Mapping[ReplicaId, int]:
         """Return how often each replica's cache was cleared within its present life."""
@@ -311,6 +308,7 @@ class Mirror:
             rows = await self._read_registry()
         except BaseException:
             self._has_missed_round = True
+            self._reader.reset()
             raise
         now_s = self._clock()
         last_s = self._registry_ok_s
@@ -332,23 +330,10 @@ class Mirror:
         self.freshness()
         await self._registry_beat.rest(self._timing.registry_interval_s)
 
-    async def _read_registry(self) -> dict[ReplicaId, Row]:
+    async def _read_registry(self) -> Mapping[ReplicaId, Row]:
         if self.read_first is not None:
             await self.read_first(self._client)
-        members = await run_command(self._client, "ZRANGE", REPLICA_INDEX, 0, -1)
-        texts = [member.decode("utf-8", "replace") for member in members]
-        names = [ReplicaId(text) for text in texts if is_name(text)]
-        self._malformed_values += len(texts) - len(names)
-        rows: dict[ReplicaId, Row] = {}
-        for start in range(0, len(names), _POLL_CHUNK):
-            chunk = names[start : start + _POLL_CHUNK]
-            pipeline = self._client.pipeline(transaction=False)
-            for name in chunk:
-                keys = ReplicaKeys(name)
-                pipeline.execute_command("HGET", keys.record, "value")
-                pipeline.execute_command("GET", keys.load)
-            values = [read_value(reply) for reply in await pipeline.execute(raise_on_error=False)]
-            rows |= dict(zip(chunk, zip(values[::2], values[1::2], strict=True), strict=True))
+        rows = await self._reader.read(self._client)
         if self.server_check is not None:
             await self.server_check(self._client)
         return rows
@@ -365,7 +350,9 @@ class Mirror:
             self._tail_ok_s = self._clock()
             await self._tail_beat.rest(self._timing.block_s)
             return
-        news = await self._follower.next_entries(self._tail_client, follows, self._timing.block_s)
+        is_short = not self._follower.are_all(follows)  # who comes next is to be named soon
+        block_s = self._timing.block_s if is_short else self._timing.longest_block_s
+        news = await self._follower.next_entries(self._tail_client, follows, block_s)
         self._tail_ok_s = self._clock()
         for follow, rows in news:
             await self._follower.apply(follow, rows)
@@ -389,9 +376,11 @@ class Mirror:
                 return False
         return True
 
-    def _on_registered(self) -> None:
+    def _on_registered(self, replica: ReplicaId) -> None:
+        self._reader.doubt(replica)
         self._registry_beat.nudge()
 
     def _on_deregistered(self, replica: ReplicaId, generation: Generation) -> None:
         self._registry.drop(replica, generation, self._clock())
+        self._reader.doubt(replica)
         self._registry_beat.nudge()

@@ -56,6 +56,12 @@ class Follow:
     place: tuple[int, int, int] | None = None
     """Sequence, part and parts of the last entry; None when it is unknown."""
     is_synced: bool = False
+    stream: bytes = b""
+    """The key of the change stream as the server names it."""
+
+    def __post_init__(self) -> None:
+        """Encode the key once, and not with each read."""
+        self.stream = self.keys.changes.encode()
 
     def continues(self, entry: Entry) -> bool:
         """Return whether nothing is missing between the last entry and this one.
@@ -79,7 +85,7 @@ class Follower:
     def __init__(
         self,
         residency: Residency,
-        on_registered: Callable[[], None],
+        on_registered: Callable[[ReplicaId], None],
         on_deregistered: Callable[[ReplicaId, Generation], None],
     ) -> None:
         self._residency = residency
@@ -115,8 +121,11 @@ class Follower:
 
     def tailed(self) -> dict[bytes, Follow]:
         """Return the synced follows by the key of their streams."""
-        follows = self._follows.values()
-        return {follow.keys.changes.encode(): follow for follow in follows if follow.is_synced}
+        return {follow.stream: follow for follow in self._follows.values() if follow.is_synced}
+
+    def are_all(self, follows: Mapping[bytes, Follow]) -> bool:
+        """Return whether ``follows`` leave nobody out who waits for a snapshot."""
+        return len(follows) == len(self._follows)
 
     def has_reached(self, replica: ReplicaId, generation: Generation, position: bytes) -> bool:
         """Return whether the stream of ``replica`` is applied up to ``position``."""
@@ -216,7 +225,7 @@ class Follower:
             self._residency.drop(follow.replica)
             follow.generation = entry.generation
             follow.place = (0, 0, 1)
-            self._on_registered()
+            self._on_registered(follow.replica)
 
     async def _apply_change(self, follow: Follow, entry: Entry) -> None:
         if entry.is_clear:

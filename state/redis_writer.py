@@ -18,6 +18,7 @@ from redis.exceptions import ReadOnlyError
 from state.client import run_command, state_errors
 from state.facts import encode_facts
 from state.model import Fence
+from state.news import News
 from state.schema import (
     ENTRY_FIELD,
     INDEX_HORIZON_S,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         ReplicaRecord,
         Tier,
     )
+    from state.news import Values
     from state.schema import ChangePart
     from state.script import ScriptCall
 
@@ -85,6 +87,7 @@ class RedisWriter:
         self._deregister = Script("deregister")
         self._touch = Script("touch")
         self._swap = Script("swap")
+        self._news = News(clock, rng)
 
     async def register(self, record: ReplicaRecord) -> None:
         """Make ``record`` the replica's entry; a new generation starts with nothing resident."""
@@ -104,7 +107,9 @@ class RedisWriter:
             # The index first: emptied in between, the server has a record too many, and not a name
             # without one, which readers take for a replica that is gone.
             calls = [self._touch_call(record.replica), self._register.call(names, arguments)]
+            self._news.forget(record.replica)
             await run_scripts(self._client, calls)
+            await run_scripts(self._client, [self._news.call(record.replica)])
         announced = self._announced_s.get(record.replica)
         if announced is None or announced[0] != record.generation:
             self._announced_s[record.replica] = (record.generation, self._clock())
@@ -114,27 +119,46 @@ class RedisWriter:
     ) -> Fence:
         """Keep the replica and its residency alive and publish ``load``, if still ours."""
         keys = ReplicaKeys(record.replica)
+        values = (encode_record(record), encode_load(load) if load else b"")
         arguments: list[Argument] = [
             record.generation,
             record.sidecar,
-            encode_record(record),
+            values[0],
             _ms(self._timing.record_ttl_s),
-            encode_load(load) if load else b"",
+            values[1],
             _ms(self._timing.load_ttl_s),
             encode_facts(facts) if facts else b"",
             _ms(self._timing.facts_ttl_s),
         ]
+        call = self._heartbeat.call([keys.record, keys.load, keys.facts], arguments)
+        news = values if self._news.take(record.replica, values) else None
         async with self._attempt("heartbeat"):
-            call = self._heartbeat.call([keys.record, keys.load, keys.facts], arguments)
-            touch = self._touch_call(record.replica)
-            is_new, answer = await run_scripts(self._client, [touch, call])
-            fence = Fence(answer.decode())
+            fence = await self._fence(call)
+            if fence is Fence.HELD and await self._show(record.replica, news):
+                # The server was emptied meanwhile, or the index alone was lost. An entry of the
+                # index without a record would mean "gone".
+                fence = await self._fence(call)
+                if fence is Fence.UNKNOWN:
+                    await run_command(self._client, "ZREM", REPLICA_INDEX, record.replica)
             if fence is Fence.HELD:
                 await self._renew_residency(record, keys)
-            elif fence is Fence.UNKNOWN and is_new:
-                # The server was emptied. An index entry without a record would mean "gone".
-                await run_command(self._client, "ZREM", REPLICA_INDEX, record.replica)
+            else:
+                self._news.forget(record.replica)
         return fence
+
+    async def _fence(self, heartbeat: ScriptCall) -> Fence:
+        [answer] = await run_scripts(self._client, [heartbeat])
+        return Fence(answer.decode())
+
+    async def _show(self, replica: ReplicaId, news: Values | None) -> bool:
+        """Count a heartbeat that was stored, and tell of it; True when the index is new to it."""
+        calls = [self._touch_call(replica)]
+        if news is not None:
+            calls.append(self._news.call(replica))
+        is_new, *_ = await run_scripts(self._client, calls)
+        if news is not None:
+            self._news.note(replica, news)
+        return bool(is_new)
 
     async def apply(self, changes: Sequence[ChangeBatch]) -> None:
         """Store residency changes, in order; those of a dead generation have no effect."""
@@ -160,6 +184,8 @@ class RedisWriter:
                 encode_entry(Entry(kind=EntryKind.DEREGISTERED, generation=generation)),
             ]
             await run_scripts(self._client, [self._deregister.call(names, arguments)])
+            await run_scripts(self._client, [self._news.call(replica)])
+        self._news.forget(replica)
         self._renewed_s.pop(replica, None)
         self._announced_s.pop(replica, None)
 

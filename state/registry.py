@@ -30,10 +30,19 @@ Row = tuple[bytes | None, bytes | None]
 class _Known:
     value: bytes
     record: ReplicaRecord
+    load_value: bytes | None = None
     load: ReplicaLoad | None = None
     load_seen_s: float = 0.0
     doubted_until_s: float | None = None
     is_missed: bool = False
+    state: ReplicaState | None = None
+
+    def shown(self, now_s: float, load_ttl_s: float) -> ReplicaState:
+        """Return the state as it is now: the same object as long as it does not change."""
+        load = self.load if now_s - self.load_seen_s < load_ttl_s else None
+        if self.state is None or self.state.load is not load:
+            self.state = ReplicaState(record=self.record, load=load)
+        return self.state
 
 
 class Registry:
@@ -51,7 +60,7 @@ class Registry:
         self.malformed_values = 0
 
     def view(self) -> Mapping[ReplicaId, ReplicaState]:
-        """Return the present replicas; the mapping does not change."""
+        """Return the present replicas: the same mapping until one changes, which is another."""
         return self._view
 
     def generation(self, replica: ReplicaId) -> Generation | None:
@@ -104,7 +113,11 @@ class Registry:
             known = self._known[replica] = _Known(value, record)
         known.doubted_until_s = None
         known.is_missed = False
-        known.load = decode_load(load_value) if load_value is not None else None
+        if load_value is None:
+            known.load = None
+        elif known.load is None or known.load_value != load_value:
+            known.load = decode_load(load_value)
+        known.load_value = load_value
         known.load_seen_s = now_s
         self.malformed_values += load_value is not None and known.load is None
 
@@ -128,8 +141,7 @@ class Registry:
         self.version += 1
 
     def _rebuild(self, now_s: float) -> None:
-        view = {}
-        for replica, known in self._known.items():
-            is_fresh = now_s - known.load_seen_s < self._load_ttl_s
-            view[replica] = ReplicaState(record=known.record, load=known.load if is_fresh else None)
-        self._view = MappingProxyType(view)
+        view = self._view
+        shown = {name: known.shown(now_s, self._load_ttl_s) for name, known in self._known.items()}
+        if len(shown) != len(view) or any(view.get(name) is not shown[name] for name in shown):
+            self._view = MappingProxyType(shown)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 KEY_PREFIX: Final = "wr:1"
 REPLICA_INDEX: Final = f"{KEY_PREFIX}:{{fleet}}:replicas"
+REPLICA_NEWS: Final = f"{KEY_PREFIX}:{{fleet}}:news"
 ROUTER_INDEX: Final = f"{KEY_PREFIX}:{{fleet}}:routers"
 LEASES: Final = f"{KEY_PREFIX}:{{fleet}}:leases"
 
@@ -47,6 +48,10 @@ STREAM_CAP_ENTRIES: Final = 1024
 MAX_VALUE_BYTES: Final = 1 << 20
 STREAM_START: Final = b"0-0"
 ENTRY_FIELD: Final = b"e"
+VALUE_FIELD: Final = "value"
+LOAD_FIELD: Final = "load"
+"""Of a record: whether the last heartbeat brought a load."""
+NO_LOAD: Final = b"0"
 MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding a value of somebody else's may raise."""
 _NAME = re.compile(NAME_PATTERN)
@@ -61,7 +66,7 @@ class ReplicaKeys:
     def __init__(self, replica: ReplicaId) -> None:
         self._base = f"{KEY_PREFIX}:{{{replica}}}:"
         self.record = f"{self._base}record"
-        """HASH generation, sidecar, value; lives as long as the heartbeats."""
+        """HASH generation, sidecar, value, load; lives as long as the heartbeats."""
         self.generation = f"{self._base}generation"
         """STRING: the generation that registered last; outlives the record."""
         self.load = f"{self._base}load"

@@ -44,6 +44,11 @@ class MirrorTiming(Struct, frozen=True, kw_only=True):
     backoff_base_s: float = 0.1
     backoff_cap_s: float = 5.0
 
+    @property
+    def longest_block_s(self) -> float:
+        """How long a read of change streams waits where none is about to be added to them."""
+        return max(self.block_s, self.registry_interval_s)
+
 
 class LookupTiming(Struct, frozen=True, kw_only=True):
     """How long a request waits for a direct lookup, and when lookups rest.

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
+    from router.canary_admin import ProcessCanary
+
 EXAMPLES: Final = """\
 examples:
   warmroute canary start w_copy=0.8 --percent 10 --reason "fewer copies"
@@ -149,6 +151,15 @@ def _status(options: argparse.Namespace) -> int:
     return 0
 
 
+def process_words(one: ProcessCanary) -> str:
+    """Return how a canary stands in one process, and what that one counted itself."""
+    if one.own is None:
+        return f"{one.state}, by version {one.settings_version}"
+    alone = f"; cut off: {one.fault}" if one.fault else ""
+    counted = f"{one.own.candidate} of the candidate, {one.own.control} of the control"
+    return f"{one.state}, {counted}{alone}"
+
+
 def lines_of(view: CanaryView) -> Iterator[str]:
     """Yield how a canary stands, in words."""
     settings, last = view.settings, view.last
@@ -166,7 +177,10 @@ def lines_of(view: CanaryView) -> Iterator[str]:
         if view.state in {"running", "ending"}:
             yield f"figures of {view.counted_by} routers (each start is one)"
         if view.fault:
-            yield f"figures of this router alone: {view.fault}"
+            who = "one process" if view.processes else "this router"
+            yield f"figures of {who} alone: {view.fault}"
+        for one in view.processes:
+            yield f"process {one.process}: {process_words(one)}"
         if view.verdict is not None:
             yield from verdict_lines(view.verdict)
     if last is not None and view.state != "waiting":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from router.setting_admin import REPLICA_PATH
-from warmroute.hand_over import GOOD, follow, known_jobs
+from warmroute.hand_over import follow, known_jobs, shortfall
 from warmroute.setting_client import (
     RefusedError,
     add_change_flags,
@@ -29,7 +29,10 @@ examples:
 A drained replica ends what it has and gets nothing new, also after it was restarted, until it is
 undrained. With --hand-over the command goes on until what the replica alone holds is placed
 elsewhere, or the budget of that (warm_up in the configuration) is spent; interrupt it to wait no
-longer. Exit codes: 0 done, 1 refused or not handed over, 2 no such replica, or no router.
+longer.
+
+Exit codes: 0 done, of a hand-over also where its tokens or prefixes are spent; 1 refused, or not
+all was handed over: its time was over, or a prefix failed; 2 no such replica, or no router.
 """
 
 
@@ -74,4 +77,7 @@ def _handed_over(options: argparse.Namespace, before: set[float]) -> int:
         return 1
     if options.json:
         print_json(row)
-    return 0 if row.end in GOOD else 1
+    missing = shortfall(row)
+    if missing:
+        print(f"warmroute drain: {options.replica}: {missing}", file=sys.stderr)
+    return 1 if missing else 0

@@ -6,19 +6,29 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from router.warm_job import JobEnd, JobKind, JobRow
 from router.warm_up import WARM_UP_PATH, WarmUpView
 from warmroute.admin_client import ask
 from warmroute.cli import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 POLL_S: Final = 0.5
 BEGINS_S: Final = 10.0
 """A router begins within its next look, where it begins at all."""
-GOOD: Final = frozenset({JobEnd.DONE.value, JobEnd.TOKENS.value, JobEnd.TIME.value})
-"""Ends after which the replica may go: all is handed over, or all that the budget allows."""
+WHOLE: Final = frozenset({JobEnd.DONE.value, JobEnd.TOKENS.value})
+"""Ends after which the replica may go: all is handed over, or as many tokens as were asked for."""
+BEST_FIRST: Final = ("done", "tokens", "stopped", "obsolete", "time", "failed")
+"""Ends; the last one counts of those of several processes."""
+WHY: Final = {
+    JobEnd.FAILED.value: "it was refused or failed, or no replica could take it",
+    JobEnd.TIME.value: "its time was over (warm_up.seconds)",
+    JobEnd.OBSOLETE.value: "it left or is no longer drained, or its cache began another life",
+    JobEnd.STOPPED.value: "the router ended",
+}
 
 
 def known_jobs(admin: str) -> set[float]:
@@ -36,7 +46,7 @@ def follow(admin: str, replica: str, before: Collection[float]) -> JobRow | None
     while True:
         rows = _found(ask(admin, WARM_UP_PATH, WarmUpView), replica, before)
         if rows:
-            row = max(rows, key=_progress)
+            row = whole(rows)
             line = told(row)
             if line != shown:
                 print(line, file=sys.stderr)
@@ -63,9 +73,30 @@ def _found(view: WarmUpView, replica: str, before: Collection[float]) -> list[Jo
     ]
 
 
-def _progress(row: JobRow) -> tuple[bool, int]:
-    """Return what tells the row to show: one that goes on, and the one that did most."""
-    return (not row.end, row.done)
+def whole(rows: Sequence[JobRow]) -> JobRow:
+    """Return a hand-over of several processes as one: who goes on, or what all came to."""
+    going = [row for row in rows if not row.end]
+    if going:
+        return max(going, key=lambda row: row.done)
+    return structs.replace(
+        max(rows, key=lambda row: BEST_FIRST.index(row.end)),
+        planned=sum(row.planned for row in rows),
+        done=sum(row.done for row in rows),
+        failed=sum(row.failed for row in rows),
+        spent_tokens=max(row.spent_tokens for row in rows),
+        computed_tokens=sum(row.computed_tokens for row in rows),
+        cached_tokens=sum(row.cached_tokens for row in rows),
+        gave_way=sum(row.gave_way for row in rows),
+    )
+
+
+def shortfall(row: JobRow) -> str:
+    """Return what of a hand-over that has ended is missing; empty where the replica may go."""
+    if row.end in WHOLE and not row.failed:
+        return ""
+    what = "not all" if row.done else "nothing"
+    why = WHY.get(row.end) or f"{row.failed} prefixes could not be placed"
+    return f"{what} was handed over: {why}; {row.done} of {row.planned} prefixes are placed"
 
 
 def told(row: JobRow) -> str:

@@ -27,11 +27,15 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from router.canary_row import CanaryRow
+
 PATH: Final = "/admin/snapshot"
 SHORTEST_S: Final = 0.2
 LONGEST_S: Final = 3_600.0
 SLOW_LOOP_S: Final = 0.25
 HEAD_LINES: Final = 7
+HEAD_TEXT: Final = 5
+"""Of these; the others are empty, or names of columns."""
 WIDE: Final = 200
 COLUMNS: Final = (
     "replica", "state", "in flight", "queued", "kv", "blocks", "req/min", "predicted", "hits",
@@ -143,10 +147,12 @@ def frame(
     """Return one picture; ``height`` is in lines, ``width`` in columns, None for all there is."""
     warnings = [Text(f"! {text}", style="yellow") for text in warnings_of(snapshot)]
     rows = sorted(snapshot.replicas, key=SORTS[sort])
-    room = len(rows) if height is None else max(1, height - HEAD_LINES - len(warnings))
+    lines = [*headline(snapshot), *canary_line(snapshot.canary)]
+    head = HEAD_LINES - HEAD_TEXT + len(lines) + len(warnings)
+    room = len(rows) if height is None else max(1, height - head)
     if len(rows) > room:
         room -= 1  # for the line that says so
-    parts: list[RenderableType] = [*map(Text, headline(snapshot)), *warnings, Text("")]
+    parts: list[RenderableType] = [*map(Text, lines), *warnings, Text("")]
     names = _fitting(rows[:room], width)
     parts.append(_table(rows[:room], names) if rows else Text(NO_REPLICA))
     left_out = [name for name in COLUMNS if name not in names]
@@ -182,6 +188,18 @@ def headline(snapshot: Snapshot) -> list[str]:
         f"hits      {hits} · requests {label.share(last.hit_share)}",
         f"of these  {shares} · loop lag {label.seconds(snapshot.loop_lag_s)}",
     ]
+
+
+def canary_line(row: CanaryRow | None) -> list[str]:
+    """Return a canary in a line; none where there is none."""
+    if row is None:
+        return []
+    what = "tenants" if row.split == "tenant" else "conversations"
+    who = f"{row.percent:g} % of {what}" if row.percent is not None else ", ".join(row.tenants)
+    counted = f"requests {row.candidate_requests:,} against {row.control_requests:,}"
+    alone = " (of one process alone)" if row.is_alone else ""
+    parts = (f"{row.id} {row.state}", row.candidate, who, counted + alone, row.word or "no verdict")
+    return [f"canary    {label.foreign(' · '.join(parts), longest=300)}"]
 
 
 def warnings_of(snapshot: Snapshot) -> list[str]:

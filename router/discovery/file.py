@@ -10,12 +10,9 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import yaml
-
 from router.config import ConfigError, decode_config, replica_name
 from router.discovery.directory import found_member
 from router.endpoint import Endpoint
-from router.strict_yaml import load_yaml
 from state.model import ReplicaId
 
 if TYPE_CHECKING:
@@ -29,9 +26,11 @@ Stamp = tuple[int, int, int]
 
 def members_of(text: str) -> list[Member]:
     """Return the members that a file's text names; raises ValueError with the wrong key."""
+    from router.strict_yaml import YAMLError, load_yaml  # noqa: PLC0415 - no file, no parser
+
     try:
         raw = load_yaml(text)
-    except yaml.YAMLError as error:
+    except YAMLError as error:
         message = f"not YAML: {' '.join(str(error).split())}"
         raise ValueError(message) from None
     except RecursionError:

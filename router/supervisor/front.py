@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from router.admin import DECISIONS_DEFAULT
 from router.billing import BILLING_PATH, BillingReport, TenantUse
 from router.body import read_body
+from router.canary_admin import CANARY_PATH, CanaryView
 from router.config import LimitSettings
 from router.diagnosis import DiagnosisReport
 from router.error import OverloadedError
@@ -33,6 +34,7 @@ from router.reply import json_response, own_response
 from router.shadow_policy import SHADOW_PATH, ShadowReport
 from router.supervisor import whole
 from router.supervisor.ask import ask
+from router.supervisor.canary import canary
 from router.supervisor.poll import DECISIONS_PATH, FRESH_S, SNAPSHOT_PATH
 from router.trace import DecisionRecord
 from router.trust import TrustReport
@@ -136,6 +138,7 @@ class Front:
             "/debug/decisions/{id}": {"GET": self._merging_found(DecisionRecord)},
             EXPLAIN_PATH: {"GET": self._merging_found(Explained)},
             "/livez": _both(self._livez),
+            CANARY_PATH: {"GET": self._canary, "POST": self._forward},
             "/readyz": _both(self._readyz),
             "/metrics": _both(self.metrics),
         }
@@ -224,6 +227,14 @@ class Front:
             return json_response(max(good, key=lambda one: _record(one).started_unix_s))
 
         return answer
+
+    async def _canary(self, request: Request) -> Response:
+        """Answer how a canary stands in all processes."""
+        told = await self._asked(request.target)
+        good = {child.number: one.decoded(CanaryView) for child, one in told if one.status == OK}
+        if not good:
+            return told[0][1].response()
+        return json_response(canary(good))
 
     async def _decisions(self, request: Request) -> Response:
         told = await self._asked(request.target)

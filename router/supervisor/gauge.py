@@ -87,7 +87,7 @@ RULES: Final[dict[str, Rule | Ladder]] = {
     "warmroute_unusable_records": Rule.MAX,
     "warmroute_warm_up_kept_bytes": Rule.SUM,
     "warmroute_warm_up_kept_prefixes": Rule.SUM,
-    "warmroute_warm_ups_active": Rule.SUM,
+    "warmroute_warm_ups_active": Rule.MAX,
 }
 """By the name of the gauge. One that is not here is told as the largest."""
 FLEET_COUNTERS: Final = frozenset({"warmroute_held_token_seconds", "warmroute_held_byte_seconds"})

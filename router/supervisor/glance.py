@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from router.snapshot import HOT_SHOWN, DiagnosisRow, PrefixRow, ReplicaRow, Snapshot, TenantRow
+from router.supervisor.canary import canary_row
 from router.supervisor.whole import STANDINGS, grouped, router
 from state.model import ReplicaId
 
@@ -66,6 +67,7 @@ class Glance:
             hot_prefixes=_hot(told),
             tenants=tuple(_tenant(each, tenant_minutes.get(each[0].tenant)) for each in tenants),
             diagnoses=_diagnoses(told),
+            canary=canary_row(told),
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 from state import facts as facts_module
 from state.client import run_command
 from state.facts import encode_facts
-from state.model import EventCounts, Fence, ReplicaFacts
+from state.model import EventCounts, Fence, ReplicaFacts, ReplicaId
 from state.schema import ReplicaKeys
 from support.fleet_state import A, B, record
 
@@ -75,3 +75,23 @@ async def test_malformed_facts_are_left_out_and_counted_once(redis_backend: Redi
     await until(lambda: mirror.malformed_values == 2)
     assert set(mirror.replicas()) == {A, B}
     assert mirror.facts() == {B: FACTS}
+
+
+async def test_a_large_fleet_is_read_in_portions_and_what_was_read_stays(
+    redis_backend: RedisBackend,
+) -> None:
+    """A round costs the same however many replicas there are; those that left are forgotten."""
+    names = [ReplicaId(f"r{number:03d}") for number in range(2 * facts_module.ROUND_REPLICAS + 5)]
+    value = encode_facts(FACTS)
+    for name in names:
+        await run_command(redis_backend.client, "SET", ReplicaKeys(name).facts, value, "EX", 60)
+    board, seen = facts_module.FactsBoard(), []
+    for _ in range(3):
+        await board.read(redis_backend.client, names)
+        seen.append(len(board()))
+    assert seen == [64, 128, 133]
+    await run_command(redis_backend.client, "DEL", ReplicaKeys(names[0]).facts)
+    await board.read(redis_backend.client, names)
+    assert set(board()) == set(names[1:])
+    await board.read(redis_backend.client, names[:2])
+    assert set(board()) == {names[1]}

@@ -238,6 +238,7 @@ _FAMILIES = {
     "blocks": 1.2 * _HOUR_S,
     "copy": COPY_TTL_S,
     "replicas": 120.0,
+    "news": 120.0,
     "leases": 6.0,
     "routers": 6.0,
 }

@@ -100,6 +100,37 @@ async def test_every_drain_hands_over_where_the_file_says_so_up_to_its_budget(
     assert (first.replica, first.cached_tokens) == (other, cut)
 
 
+async def test_a_hand_over_whose_time_is_over_says_what_is_missing_and_exits_with_1(
+    fleet: WarmFleet,
+) -> None:
+    """A worker that takes a third of a second for each step has no time for eight of them."""
+    await fleet.start_engines(2, "--preset", "llama-8b-h100", "--speed-up", "0.2")
+    await fleet.add_router(warm_up={**WARM, "seconds": 1.0})
+    holder, _ = await only_holder(fleet, tokens_of("system", 4 * PREFIX))
+    code, _, err = await drain(fleet, "drain", holder, "--hand-over")
+    assert (code, f"warmroute drain: {holder}: nothing was handed over: " in err) == (1, True)
+    end = (await fleet.job("hand_over", holder))["end"]
+    assert end in {"time", "failed"}, "failed: it had to wait all the time"
+
+
+async def test_a_hand_over_of_two_processes_is_told_as_one(fleet: WarmFleet) -> None:
+    """One of them had the requests, and has the prefix; the other one has nothing to give."""
+    await fleet.start_engines(2)
+    await fleet.add_router(processes=2)
+    prefix = tokens_of("system", PREFIX)
+    holder, other = await only_holder(fleet, prefix)
+    assert (await fleet.warm_ups())["kept_prefixes"] == 1
+    code, _, err = await drain(fleet, "drain", holder, "--hand-over")
+    assert (code, f"hand-over of {holder}: ended: done, 1 of 1 prefixes" in err) == (0, True)
+    jobs = [job for job in (await fleet.warm_ups())["jobs"] if job["replica"] == holder]
+    assert sorted((job["kind"], job["end"], job["done"]) for job in jobs) == [
+        ("hand_over", "done", 0),
+        ("hand_over", "done", 1),
+    ]
+    first = await fleet.ask(prefix + tokens_of("first", 70))
+    assert (first.replica, first.cached_tokens) == (other, PREFIX)
+
+
 async def test_what_is_handed_over_is_fetched_from_the_replica_that_leaves(
     fleet: WarmFleet,
 ) -> None:

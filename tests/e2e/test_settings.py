@@ -99,6 +99,35 @@ async def test_a_wrong_value_is_refused_by_name_and_nothing_of_the_change_counts
     assert await one.get() == before
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/admin/settings", b'"patch": {}, "expected_version": 0, "patch": {}', "patch"),
+        (
+            "/admin/settings",
+            b'"expected_version": 0, "patch": {"hold": {"ageing": 1, "ageing": 2}}',
+            "patch.hold.ageing",
+        ),
+        ("/admin/settings/rollback", b'"version": 0, "version": 0', "version"),
+        ("/admin/canary", b'"policy": {"w_queue": 1, "w_queue": 9}', "policy.w_queue"),
+        ("/admin/canary/promote", b'"dry_run": true, "dry_run": false', "dry_run"),
+        ("/admin/canary/stop", b'"dry_run": true, "dry_run": false', "dry_run"),
+        ("/admin/replicas/w0/drain", b'"hand_over": false, "hand_over": false', "hand_over"),
+        ("/admin/replicas/w0/undrain", b'"author": "b"', "author"),
+    ],
+)
+async def test_a_key_that_is_there_twice_is_refused_by_name_wherever_changes_are_made(
+    desks: tuple[SettingDesk, SettingDesk], path: str, body: bytes, named: str
+) -> None:
+    """Which of two counts is not the same for all who read it."""
+    one, _ = desks
+    before = await one.get()
+    status, told = await one.post(path, b'{"author": "ann", "reason": "a test", %b}' % body)
+    assert (status, told["error"]["param"]) == (400, named)
+    assert told["error"]["message"] == f"{named}: expected once, the key is there twice"
+    assert await one.get() == before
+
+
 async def test_a_change_of_an_older_version_is_a_conflict_that_names_the_one_there(
     desks: tuple[SettingDesk, SettingDesk],
 ) -> None:
@@ -112,7 +141,8 @@ async def test_a_change_of_an_older_version_is_a_conflict_that_names_the_one_the
     assert sorted(status for status, _ in results) == [200, 409]
     lost = next(told for status, told in results if status == 409)
     assert lost["error"]["code"] == "conflict"
-    assert f"expected {version + 1}, got {version}" in lost["error"]["message"]
+    words = f"{version} was expected to be the current version, and {version + 1} is"
+    assert lost["error"]["message"].startswith(f"expected_version: {words}")
     await one.has(version + 1)
     await two.has(version + 1)
 

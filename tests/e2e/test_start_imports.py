@@ -10,10 +10,11 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 TOKENIZING = ("tokenizers", "tiktoken", "jinja2")
 ATTENDING = ("aiohttp", "zmq", "sidecar", "warmroute.attend")
-NEVER = ("numpy", "torch", "transformers", "kubernetes", "dns", "rich", "replay", "valkey")
+NEVER = ("numpy", "torch", "transformers", "kubernetes", "dns", "rich", "replay", "valkey", "yaml")
 SUPERVISING = ("router.supervisor.serve", "router.supervisor.crew")
 PROGRAM = """
 import sys
@@ -68,3 +69,24 @@ def test_tokenizers_are_loaded_with_the_first_model() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert list(found(set(done.stdout.split()), TOKENIZING)) == list(TOKENIZING)
+
+
+def test_yaml_is_loaded_with_the_first_file(tmp_path: Path) -> None:
+    """So that the list above is of a name that would be seen."""
+    path = tmp_path / "router.yaml"
+    path.write_text("receipts: true")
+    assert list(found(loaded("--config", str(path)), ["yaml"])) == ["yaml"]
+
+
+def test_what_a_command_loads_is_no_work_for_the_garbage_collector() -> None:
+    """Neither while it is loaded nor later; what comes after it is looked at as ever."""
+    program = (
+        "import gc; from warmroute import cli\n"
+        "counts = lambda: [one['collections'] for one in gc.get_stats()]\n"
+        "before = counts(); cli.load('warmroute.serve')\n"
+        "print(before == counts(), gc.get_freeze_count() > 50_000, gc.isenabled())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "True", "True"]

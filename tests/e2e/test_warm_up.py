@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from support.fleet import FleetPlan, until
-from support.warm import BLOCK_TOKENS, WARM, WarmFleet, tokens_of
+from support.fleet import START_S, FleetPlan, Replica, until
+from support.port import free_ports
+from support.warm import BLOCK_TOKENS, CONFIG, WARM, WarmFleet, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -64,6 +66,43 @@ async def test_two_routers_fill_a_restarted_worker_once_and_up_to_the_budget(
         assert (first.cached_tokens, first.predicted_tokens) == (PREFIX, PREFIX)
         second = await fleet.ask(next_one + tokens_of("second", 70), fleet.routers[1])
         assert (second.cached_tokens, second.predicted_tokens) == (part, part)
+
+
+async def test_a_configured_worker_whose_sidecar_comes_later_is_warmed_when_it_restarts_only(
+    tmp_path: Path, valkey: ValkeyProcess
+) -> None:
+    await valkey.flush()
+    async with WarmFleet(tmp_path, FleetPlan(state_url=valkey.url, replicas=0, routers=0)) as fleet:
+        await fleet.start_engines(1)
+        fleet.ports += free_ports(1)
+        worker = await fleet.worker_at(1).ready(START_S)
+        own = [{"url": worker.words[0], "name": "configured"}]
+        router = await fleet.start_router(**CONFIG, replicas=own, attend_sidecars=False)
+        fleet.routers.append(router)
+        await fleet.all_up(router, 2)
+        sidecar = await fleet.start_sidecar("w1", worker.words[0]).ready(START_S)
+        fleet.replicas.append(Replica("w1", worker, sidecar))
+
+        async def tells() -> bool:
+            seen = (await fleet.seen()).get("w1")
+            return bool(seen and seen["up"] and seen["has_events"])
+
+        await until(tells, "its sidecar")
+        worker.process.kill()
+        await asyncio.to_thread(worker.process.wait, 20)
+        jobs: list[dict[str, Any]] = []
+        began_unix_s = time.time()
+        await fleet.restart(1)
+
+        async def is_over() -> bool:
+            jobs[:] = (await fleet.warm_ups())["jobs"]
+            return any(
+                job["end"] not in {"", "obsolete"} and job["began_unix_s"] > began_unix_s
+                for job in jobs
+            )
+
+        await until(is_over, "the warm-up of its second life")
+        assert [(job["kind"], job["replica"]) for job in jobs] == [("warm_up", "w1")]
 
 
 async def test_clients_go_first_and_what_was_cut_off_goes_on_afterwards(

@@ -14,7 +14,7 @@ from state.memory import MemoryReader, MemoryState
 from state.mirror import Mirror
 from state.model import RouterId
 from state.redis_writer import RedisWriter
-from state.schema import ReplicaKeys
+from state.schema import REPLICA_INDEX, ReplicaKeys
 from state.store import Question
 from state.timing import LookupTiming, MirrorTiming, StoreTiming
 from support.fleet_state import NAMESPACE
@@ -190,3 +190,4 @@ class RedisBackend:
     async def lapse(self, replica: ReplicaId) -> None:
         keys = ReplicaKeys(replica)
         await run_command(self.client, "DEL", keys.record, keys.load)
+        await run_command(self.client, "ZADD", REPLICA_INDEX, "XX", "INCR", -5000, replica)

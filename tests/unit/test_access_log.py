@@ -71,6 +71,12 @@ async def test_a_line_tells_of_request_decision_and_end(tmp_path: Path) -> None:
     assert line["request_bytes"] is None
 
 
+async def test_a_line_has_the_side_of_a_canary(tmp_path: Path) -> None:
+    sides = ("control", "candidate", None)
+    lines = await logged(tmp_path / "log", *(record(side=side) for side in sides))
+    assert [line["side"] for line in lines] == list(sides)
+
+
 async def test_what_is_not_known_is_null_and_never_0(tmp_path: Path) -> None:
     """A request that was refused before it was read."""
     [line] = await logged(

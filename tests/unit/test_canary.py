@@ -196,6 +196,17 @@ async def test_a_burst_of_errors_ends_it_with_the_request_that_makes_it_one(stan
     assert app.canary.trial is None
 
 
+@pytest.mark.parametrize(("split", "is_burst"), [("tenant", True), ("hash", False)])
+def test_a_tenant_alone_ends_it_where_tenants_are_split_and_a_conversation_does_not(
+    split: str,
+    is_burst: bool,  # noqa: FBT001 - a case
+) -> None:
+    told = {"id": "c", "started_unix_s": 0.0, "percent": 50, "policy": {"kind": "least_loaded"}}
+    trial = Trial(msgspec.convert(told | {"split": split}, CanarySettings), "e", 1)
+    made = [trial.burst.add(7, is_candidate=True, has_failed=True) for _ in range(100)]
+    assert any(made) is is_burst
+
+
 async def test_one_that_is_cut_off_judges_its_own_and_tells_the_others_later(stand: Stand) -> None:
     app, life = stand.router()
     await begin(life)

@@ -73,6 +73,19 @@ async def test_a_configured_replica_that_a_sidecar_registers_is_one_replica() ->
     assert table.members()[ReplicaId("known")].has_events
 
 
+async def test_a_registered_replica_is_configured_by_its_name_or_its_address() -> None:
+    state = MemoryState(clock=lambda: 0.0)
+    for name, port in (("by-name", 1), ("by-address", 8001), ("neither", 2)):
+        await state.register(record(name, f"http://127.0.0.1:{port}"))
+    own = [
+        StaticReplica(url="http://127.0.0.1:9", name="by-name"),
+        StaticReplica(url="http://127.0.0.1:8001", name="static"),
+    ]
+    fleet = FleetTable(state.reader(RouterId("me")), own)
+    told = {name: fleet.is_configured(member) for name, member in fleet.members().items()}
+    assert told == {"by-name": True, "by-address": True, "neither": False}
+
+
 async def test_only_replicas_that_live_serve_the_model_and_were_not_tried_are_candidates() -> None:
     """B44, C12: what is known of a replica never makes it a candidate; being alive does."""
     state = MemoryState(clock=lambda: 0.0)

@@ -33,7 +33,8 @@ class _Tail:
         [self.follow] = self.follower.unsynced()
         self.synced()
 
-    def _on_registered(self) -> None:
+    def _on_registered(self, replica: ReplicaId) -> None:
+        assert replica == A
         self.registered += 1
 
     def synced(self) -> Follow:

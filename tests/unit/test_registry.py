@@ -128,3 +128,20 @@ def test_grace_begins_anew_while_the_store_takes_no_heartbeats() -> None:
     assert list(registry.view()) == [A]
     registry.observe({A: (None, None)}, now_s=98.0)
     assert registry.view() == {}
+
+
+def test_the_view_is_another_one_when_something_changed_and_else_the_same() -> None:
+    """Whoever makes something of it makes it once."""
+    registry = _registry()
+    before = registry.view()
+    registry.observe({A: _row(load=ReplicaLoad(running=1))}, now_s=1.0)
+    assert registry.view() is before
+    registry.observe({A: _row(load=ReplicaLoad(running=2))}, now_s=1.25)
+    assert registry.view()[A].load == ReplicaLoad(running=2)
+    registry.observe({A: _row()}, now_s=1.5)
+    assert registry.view()[A].load is None
+    registry.observe({A: _row(load=ReplicaLoad(running=2))}, now_s=1.75)
+    assert registry.view()[A].load == ReplicaLoad(running=2)
+    registry.expire_loads(now_s=4.75)
+    assert registry.view()[A].load is None
+    assert before[A].load == ReplicaLoad(running=1)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from router.canary_row import CanaryRow
 from router.replica_view import RouterView
 from router.snapshot import DiagnosisRow, ReplicaRow, Snapshot
 from router.sums import Minute
@@ -165,6 +166,47 @@ def test_what_needs_attention_is_said_in_words() -> None:
     assert len(marked) == 4
     assert "12.0 s old" in marked[1]
     assert "\x1b" not in "".join(lines), "what comes from elsewhere moves no cursor"
+
+
+CANARY = CanaryRow(
+    id="c1a2b3",
+    state="running",
+    candidate="weighted w_queue=2.0",
+    split="hash",
+    percent=10.0,
+    tenants=(),
+    control_requests=1_081,
+    candidate_requests=120,
+    word="no difference seen yet",
+)
+
+
+def test_a_canary_is_one_line_and_none_is_none() -> None:
+    lines = drawn(snapshot(row("a"), canary=CANARY))
+    [found] = [line.rstrip() for line in lines if line.startswith("canary")]
+    assert found == (
+        "canary    c1a2b3 running · weighted w_queue=2.0 · 10 % of conversations · requests 120"
+        " against 1,081 · no difference seen yet"
+    )
+    assert len(lines) == len(drawn(snapshot(row("a")))) + 1
+    assert not [line for line in drawn(snapshot(row("a"))) if "canary" in line]
+
+
+def test_a_canarys_line_says_whose_requests_it_gets_and_whose_figures_they_are() -> None:
+    named = msgspec.structs.replace(
+        CANARY, split="tenant", percent=None, tenants=("acme", "\x1bblue"), is_alone=True, word=None
+    )
+    [line] = top.canary_line(named)
+    assert "· acme, " in line
+    assert "\x1b" not in line
+    assert "against 1,081 (of one process alone) · no verdict" in line
+    [line] = top.canary_line(msgspec.structs.replace(CANARY, split="tenant"))
+    assert "10 % of tenants" in line
+
+
+def test_a_frame_with_a_canary_is_no_higher_than_the_terminal_either() -> None:
+    rows = [row(f"r{number:03}") for number in range(100)]
+    assert len(drawn(snapshot(*rows, canary=CANARY), height=24)) == 24
 
 
 def test_a_frame_is_no_higher_than_the_terminal_and_says_what_is_missing() -> None:

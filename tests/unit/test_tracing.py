@@ -105,6 +105,15 @@ def test_of_requests_without_a_trace_a_share_begins_one() -> None:
     assert all(one.trace_id is None for one in calls if one.spans is None)
 
 
+@pytest.mark.parametrize("side", ["control", "candidate", None])
+def test_the_side_of_a_canary_is_an_attribute_of_the_requests_span(side: str | None) -> None:
+    made, kept = tracing()
+    one = call()
+    made.begin(one, TraceParent(TRACE, PARENT_SPAN, is_sampled=True), is_trusted=True)
+    made.end(one, structs.replace(record_of(*Logging().decide(range(100))), side=side))
+    assert kept.spans[-1].attributes.get("warmroute.side") == side
+
+
 def test_the_spans_of_a_request_follow_each_other_below_its_own() -> None:
     made, kept = tracing()
     one = call()

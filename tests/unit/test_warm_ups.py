@@ -15,7 +15,7 @@ from router.fleet import Member
 from router.warm_job import Job, JobEnd
 from router.warm_setting import WarmUpSettings
 from router.warm_text import PrefixTexts
-from router.warm_up import WarmUps
+from router.warm_up import START_S, WarmUps
 from state.model import ReplicaId, Rung
 
 if TYPE_CHECKING:
@@ -47,18 +47,23 @@ class Town:
         self.lives: dict[str, str] = {}
         self.draining: set[str] = set()
         self.silent: set[str] = set()
+        self.configured: set[str] = set()
+        self.now_s = 0.0
         self.rung = Rung.LIVE
         self.begun = Begun()
         kept = WarmUpSettings(enabled=True, **settings)
         self.ups = WarmUps(
             kept,
             PrefixTexts(kept, HeatMap(HotSettings()), float),
-            cast("FleetTable", SimpleNamespace(members=self.members)),
+            cast("FleetTable", self),
             cast("FleetReader", SimpleNamespace(replicas=self.replicas, freshness=self.freshness)),
-            float,
+            lambda: self.now_s,
             float,
         )
         self.ups.work = cast("WarmWork", self.begun)
+
+    def is_configured(self, member: Member) -> bool:
+        return member.replica in self.configured
 
     def members(self) -> dict[ReplicaId, Member]:
         return {
@@ -98,6 +103,7 @@ async def test_what_was_there_at_the_start_is_not_warmed_and_what_comes_or_resta
     assert await town.look() == []
     town.lives = {"a": "1"}
     assert await town.look() == []
+    town.now_s = START_S
     town.lives = {"a": "1", "b": "1"}
     assert await town.look() == ["warm_up b"]
     assert town.ups.empty() == ["b"]
@@ -111,6 +117,36 @@ async def test_what_was_there_at_the_start_is_not_warmed_and_what_comes_or_resta
     assert await town.look() == []
     assert town.ends() == ["done", "done", "obsolete"]
     assert town.ups.told(ReplicaId("b")) == ""
+
+
+async def test_what_comes_within_the_first_seconds_was_there_and_is_warmed_in_its_next_life() -> (
+    None
+):
+    """The first look may come before the last sidecar has told of its replica."""
+    town = Town()
+    town.now_s = 1_000.0
+    town.lives = {"a": "1"}
+    await town.look()
+    town.now_s += START_S - 0.01
+    town.lives = {"a": "1", "b": "1"}
+    assert await town.look() == []
+    town.lives = {"a": "1", "b": "2"}
+    assert await town.look() == ["warm_up b"]
+    town.now_s += 0.01
+    town.lives = {"a": "1", "b": "2", "c": "1"}
+    assert await town.look() == ["warm_up b", "warm_up c"]
+
+
+async def test_a_configured_replica_does_not_join_and_is_warmed_in_its_next_life() -> None:
+    town = Town()
+    town.configured = {"b"}
+    town.lives = {"a": "1"}
+    await town.look()
+    town.now_s = 60.0
+    town.lives = {"a": "1", "b": "1"}
+    assert await town.look() == []
+    town.lives = {"a": "1", "b": "2"}
+    assert await town.look() == ["warm_up b"]
 
 
 async def test_a_cache_that_only_its_sidecar_left_for_a_while_is_not_warmed() -> None:
