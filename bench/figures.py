@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
 BUILT = Path(__file__).resolve().parents[1] / "build" / "bench"
+REPORT_HELP = "what the files below build/bench are called"
 
 
 class Figures:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from contender import EXACT, HELD, RELAY, ROUGH
 from conversation import long_message
-from figures import Figures, slope_of, table, write_report
+from figures import REPORT_HELP, Figures, slope_of, table, write_report
 from native import run_load
 from rig import Rig, rig
 
@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small amounts: does it work?")
     parser.add_argument("--only", default="slope,hold", choices=("slope", "hold", "slope,hold"))
     parser.add_argument("--tokenizer", type=Path, help="a directory with tokenizer and template")
+    parser.add_argument("--report", help=REPORT_HELP)
     options = parser.parse_args()
     amounts = QUICK if options.quick else Amounts()
     told: dict[str, object] = {}
@@ -173,7 +174,8 @@ def main() -> None:
         tables.append(shown_hold(figures))
         told["hold"] = figures.plain()
     print("\n" + "\n\n".join(tables))
-    name = "history" if len(tables) > 1 and not options.quick else "history-part"
+    is_whole = len(tables) > 1 and not options.quick
+    name = options.report or ("history" if is_whole else "history-part")
     print(f"\nall values and tables: {write_report(name, told, tables)}.json, .md")
 
 

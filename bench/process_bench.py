@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from contender import ENVIRONMENT, free_port
-from figures import write_report
+from figures import REPORT_HELP, write_report
 from meter import cpu_s
 from native import run_load
 from rig import rig
@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--requests", type=int, default=4_000, help="of each round")
     parser.add_argument("--rounds", type=int, default=5, help="of both, in turns")
+    parser.add_argument("--report", default="processes", help=REPORT_HELP)
     options = parser.parse_args()
     requests, rounds, starts = options.requests, options.rounds, options.rounds
     if options.quick:
@@ -162,7 +163,7 @@ def main() -> None:
     ]
     print("\n".join(lines))
     told = {"cpu_us": found, "ratios": ratios, "start_s": times}
-    print(write_report("processes", told, ["\n".join(lines)]))
+    print(write_report(options.report, told, ["\n".join(lines)]))
 
 
 if __name__ == "__main__":

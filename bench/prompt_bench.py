@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from prompt.codec import Codec, load_codec  # noqa: E402 - the path comes first
+from figures import REPORT_HELP, write_report  # noqa: E402 - the path comes first
+from prompt.codec import Codec, load_codec  # noqa: E402
 from prompt.reader import CHAT_PATH, COMPLETION_PATH, PromptReader  # noqa: E402
 from prompt.segment import PIECE_CHARS  # noqa: E402
 from prompt.tokenizer_codec import TokenizerCodec  # noqa: E402
@@ -39,6 +40,8 @@ HISTORY_TOKENS = (2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000)
 TURN_TOKENS = 500
 TURNS = 9
 BUDGET_M_TOKENS = 4
+SPEEDS, TIMES = "M tokens per s", "us"
+LONG_NEW, ALONE, KNOWN = "a long new text, as a prompt", "tokenizers alone", "a known segment"
 BLOCK_TOKENS = 64
 CHAIN_ROOT = chain_root(ModelIdentity(model="bench", block_tokens=BLOCK_TOKENS), 0)
 TOOL_NAMES = ("search", "read_file", "write_file", "run")
@@ -136,8 +139,11 @@ def _each(way: Callable[[str], bytes], texts: Sequence[str]) -> None:
         way(text)
 
 
-def print_speeds(codec: TokenizerCodec, text: str) -> None:
-    """Print how fast new text becomes tokens, by each way that it may go, and known text."""
+def speeds_of(codec: TokenizerCodec, text: str) -> dict[str, dict[str, float]]:
+    """Print and return how fast new text becomes tokens, by each way that it may go.
+
+    In millions of tokens per second; known text in microseconds a segment.
+    """
     engine = codec._tokenizer._engine  # noqa: SLF001 - its ways are looked at one by one
     pieces = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
     spaced = [piece for piece in pieces if "  " not in piece and "\n " not in piece]
@@ -149,7 +155,7 @@ def print_speeds(codec: TokenizerCodec, text: str) -> None:
         ("words that were seen before", engine.packed_short, spaced),
         ("any text, words seen before", engine.packed_short, pieces),
         ("tiktoken" if engine.is_fast else "tokenizers", engine.packed, pieces),
-        ("tokenizers alone", slow, pieces[:64]),
+        (ALONE, slow, pieces[:64]),
     ]
 
     def read() -> int:
@@ -165,12 +171,13 @@ def print_speeds(codec: TokenizerCodec, text: str) -> None:
         tokens = sum(len(way(piece)) for piece in texts) // TOKEN_BYTES
         spent_s = least_s(partial(_each, way, texts))
         rows.append((name, tokens / spent_s / 1e6))
-    rows.append(("a long new text, as a prompt", read() / least_s(read_anew) / 1e6))
+    rows.append((LONG_NEW, read() / least_s(read_anew) / 1e6))
     print(f"millions of tokens per second and core; budget: {BUDGET_M_TOKENS}")
     for name, speed in rows:
         print(f"  {name:<30} {speed:>7.2f}")
     segment_us = least_s(read) * 1e6 / len(pieces)
     print(f"known text: {segment_us:.2f} us a segment of {PIECE_CHARS} characters; budget: 2")
+    return {SPEEDS: dict(rows), TIMES: {KNOWN: segment_us}}
 
 
 def slope_of(points: Sequence[tuple[float, float]]) -> float:
@@ -186,6 +193,7 @@ async def main() -> None:
     parser.add_argument("--tokenizer", default="qwen3", choices=("qwen3", "tiny-chat", "gpt-oss"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--speeds", action="store_true", help="no more than tokens per second")
+    parser.add_argument("--report", help=REPORT_HELP)
     arguments = parser.parse_args()
     began = time.perf_counter()
     codec = codec_of(arguments.tokenizer)
@@ -199,7 +207,9 @@ async def main() -> None:
     tokens_per_char = prompt.count / len(sample)
     print(f"cold text: {prompt.count / cold_s / 1e6:.2f} M tokens/s per core")
     if isinstance(codec, TokenizerCodec):
-        print_speeds(codec, sample)
+        told = speeds_of(codec, sample)
+        if arguments.report:
+            write_report(arguments.report, told, [])
     if arguments.speeds:
         return
     for path in (CHAT_PATH, COMPLETION_PATH):

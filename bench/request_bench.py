@@ -1,6 +1,6 @@
 """What the router's own code costs per request, without a socket: whole requests, and by stage.
 
-    python bench/request_bench.py [--bursts 100] [--stages] [--count KIND:KIB:REQUESTS]
+    python bench/request_bench.py [--sizes 1,32] [--stages] [--count KIND:KIB:REQUESTS]
 
 The router and its bare relay (``baseline.py``) run in this process between a client and replicas
 that are no more than transports in memory. Requests are those of ``router_bench.py``: known
@@ -38,7 +38,7 @@ import uvloop
 
 from baseline import relay_server
 from conversation import Conversations, chars_per_token
-from figures import table
+from figures import REPORT_HELP, table, write_report
 from prompt.codec import load_codec
 from router.admin import client_routes
 from router.app import App
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 KIB = 1024
 SIZES_KIB = (1, 32)
+"""Of ``--stages``."""
 SESSIONS = 8
 TURN_TOKENS = 500
 PORTS = (7001, 7002)
@@ -302,15 +303,19 @@ async def run(options: argparse.Namespace, tokenizer: Path) -> None:
         await subject.client.burst(turns)
         counting("off")
         return
-    rows = []
-    for size_kib in SIZES_KIB:
+    rows, told = [], {}
+    for size_kib in map(int, options.sizes.split(",")):
         subjects = {kind: await subject_of(kind, load_codec(tokenizer)) for kind in KINDS}
         spent_us = await measured(subjects, talks_of(size_kib, chars, codec), options)
+        told[f"{size_kib} KiB"] = spent_us
         least = {kind: min(values) for kind, values in spent_us.items()}
         above = [f"{least[kind] - least[RELAY]:.1f}" for kind in KINDS[1:]]
         rows.append([f"{size_kib} KiB", *(f"{least[kind]:.1f}" for kind in KINDS), *above])
     head = ["us", *KINDS, *(f"{kind}, above the relay" for kind in KINDS[1:])]
-    print(f"\n### CPU of a request without its sockets, us\n\n{table(head, rows)}")
+    text = f"### CPU of a request without its sockets, us\n\n{table(head, rows)}"
+    print(f"\n{text}")
+    if options.report:
+        write_report(options.report, told, [text])
     if not options.stages:
         return
     stages: Stages | None = None
@@ -357,9 +362,11 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--bursts", type=int, default=100, help="measured bursts")
     parser.add_argument("--requests", type=int, default=24, help="requests of one burst")
+    parser.add_argument("--sizes", default="1,32", help="KiB of the bodies, with commas")
     parser.add_argument("--stages", action="store_true", help="by stage too")
     parser.add_argument("--count", help="run KIND:KIB:REQUESTS once, for callgrind")
     parser.add_argument("--tokenizer", type=Path, help="a directory with tokenizer and template")
+    parser.add_argument("--report", help=REPORT_HELP)
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
     with tempfile.TemporaryDirectory() as name:

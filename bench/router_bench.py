@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from contender import AIOHTTP, NAMES, label, missing
-from figures import Figures, ratio_table, write_report
+from figures import REPORT_HELP, Figures, ratio_table, write_report
 from meter import cpu_s, rss_kib
 from native import HeldStreams, NativeError, run_load
 from rig import Rig, rig
@@ -231,6 +231,7 @@ def options_of(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--without", default="", help="proxies to leave out, with commas")
     parser.add_argument("--rounds", type=int, help="measured rounds")
     parser.add_argument("--tokenizer", type=Path, help="a directory with tokenizer and template")
+    parser.add_argument("--report", help=REPORT_HELP)
     options = parser.parse_args(words)
     options.sections = options.only.split(",")
     if not set(options.sections) <= set(SECTIONS):
@@ -249,7 +250,7 @@ def main() -> None:
     for absent in filter(missing, names):
         print(f"{absent}: {missing(absent)}")
     is_whole = not options.quick and set(options.sections) == set(SECTIONS)
-    name = "router" if is_whole else "router-part"
+    name = options.report or ("router" if is_whole else "router-part")
     told: dict[str, object] = {"rounds": amounts.rounds}
     tables: list[str] = []
     with rig(options.tokenizer) as on:

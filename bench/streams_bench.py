@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Self
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from contender import AIOHTTP, EXACT, NGINX, RELAY, ROUGH
-from figures import Figures, table, write_report
+from figures import REPORT_HELP, Figures, table, write_report
 from meter import cpu_s, rss_kib
 from native import HeldStreams
 from rig import Rig, rig
@@ -198,6 +198,7 @@ def options_of(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="measured rounds")
     parser.add_argument("--seconds", type=float, help="of each measurement")
     parser.add_argument("--only", default="", help="parts of proxies' names, with commas")
+    parser.add_argument("--report", help=REPORT_HELP)
     return parser.parse_args(words)
 
 
@@ -227,8 +228,9 @@ def main() -> None:
                 measure(on, amounts, name, figures)
     text = shown(figures, (DIRECT, *names), amounts.streams)
     print(f"\n{text}")
-    name = "streams-part" if options.quick or parts else "streams"
-    print(f"all values and tables: {write_report(name, figures.plain(), [text])}.json, .md")
+    name = options.report or ("streams-part" if options.quick or parts else "streams")
+    told = {"streams": amounts.streams, "cells": figures.plain()}
+    print(f"all values and tables: {write_report(name, told, [text])}.json, .md")
 
 
 if __name__ == "__main__":
