@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import statistics
@@ -23,6 +24,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -74,6 +77,10 @@ class Traffic:
 
     async def ask(self, prompt: list[int]) -> None:
         """Send one request, and note what it got; one that a dying worker takes along is none."""
+        with contextlib.suppress(aiohttp.ClientError):
+            await self._ask(prompt)
+
+    async def _ask(self, prompt: list[int]) -> None:
         body = {
             "model": MODEL,
             "prompt": prompt,
@@ -108,6 +115,8 @@ async def one_run(folder: Path, options: argparse.Namespace, *, is_warmed: bool)
     """Run one fleet through a restart; return its figures."""
     plan = FleetPlan(replicas=0, routers=0, pages=16_384)
     async with WarmFleet(folder, plan) as fleet:
+        told = "on" if is_warmed else "off"
+        tell(f"{WORKERS} workers, a sidecar each and a router start, warm-up {told}")
         clock = ("--preset", "llama-8b-h100", "--speed-up", str(options.speed_up))
         await fleet.start_engines(WORKERS, *clock)
         await fleet.add_router(
@@ -118,11 +127,16 @@ async def one_run(folder: Path, options: argparse.Namespace, *, is_warmed: bool)
         draw = random.Random(1)  # noqa: S311 - traffic
         traffic = Traffic(fleet, options.rate, options.own, draw)
         load = asyncio.create_task(traffic.run())
+        tell(f"traffic: {WARM_REQUESTS} requests at {options.rate:g} per second")
         await asyncio.sleep(WARM_REQUESTS / options.rate)
+        tell("w0 is killed under load and started again")
         await fleet.restart(0)
         since_s = time.monotonic()
+        tell(f"w0 is back: waiting for the answers to {options.first} requests")
 
         async def are_served() -> bool:
+            if load.done():
+                await load  # ends with what ended it
             return len(after()) >= int(options.first)
 
         def after() -> list[Served]:
@@ -131,10 +145,17 @@ async def one_run(folder: Path, options: argparse.Namespace, *, is_warmed: bool)
         await until(are_served, "the first requests after the restart", 600.0)
         load.cancel()
         await asyncio.gather(load, return_exceptions=True)
+        if is_warmed:
+            tell("waiting for the end of its warm-up")
         job = await fleet.job("warm_up", "w0") if is_warmed else {}
         first = after()[: options.first]
         own = [one for one in first if one.replica == "w0"]
         return {"all": figures(first), "w0": figures(own), "warm_up": job}
+
+
+def tell(phase: str) -> None:
+    """Say on stderr what a run is at."""
+    print(f"{time.strftime('%H:%M:%S')}  {phase}", file=sys.stderr, flush=True)
 
 
 def _sent(one: Served) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
 from rich.table import Table
@@ -11,7 +11,7 @@ from rich.text import Text
 from replay import label
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import Console, RenderableType
 
@@ -21,14 +21,26 @@ if TYPE_CHECKING:
     from replay.score import Score, Spread
 
 MAX_TENANTS = 10
+UNBOUND_COLUMNS: Final = 10_000
+WHOLE_NAME: Final = 24
+"""Names of up to so many letters are not broken: policies' are shorter, foreign ones may not be."""
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Print the whole report; strings of the trace are shown, never taken for markup."""
-    console.print(text_report(report))
+    """Print the whole report; strings of the trace are shown, never taken for markup.
+
+    A table that is wider than the console goes without lines.
+    """
+    shown = text_report(report)
+    unbound = console.options.update(max_width=UNBOUND_COLUMNS)
+    tables = [part for part in shown.renderables if isinstance(part, Table)]
+    for table in tables:
+        if console.measure(table, options=unbound).maximum > console.width:
+            table.box, table.padding, table.pad_edge = None, (0, 1), False
+    console.print(shown)
 
 
-def text_report(report: Report) -> RenderableType:
+def text_report(report: Report) -> Group:
     """Return the report for a console: warnings, the comparison, then a lone replay's tables."""
     parts: list[RenderableType] = [Text(f"Replay of {label.foreign(report.trace)}", style="bold")]
     for run in report.runs:
@@ -49,7 +61,7 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=Text(title), title_justify="left", title_style="bold")
     table.add_column(columns[0], overflow="fold")
     for column in columns[1:]:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     return table
 
 
@@ -79,6 +91,7 @@ def _comparison(comparison: Comparison) -> Table:
             label.factor(row.imbalance_requests),
             label.count(row.spills),
         )
+    _keep_whole(table, (row.name for row in comparison.rows))
     return table
 
 
@@ -108,7 +121,13 @@ def _costs(runs: Sequence[RunReport]) -> Table:
             label.count(score.evictions),
             label.count(score.failed),
         )
+    _keep_whole(table, (run.name for run in runs))
     return table
+
+
+def _keep_whole(table: Table, names: Iterable[str]) -> None:
+    """Let figures wrap before the names of the first column do, unless those are long."""
+    table.columns[0].no_wrap = all(len(name) <= WHOLE_NAME for name in names)
 
 
 def _against(value: str, times: float | None) -> str:

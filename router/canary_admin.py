@@ -22,7 +22,8 @@ from router.canary_setting import (
     TenantName,
 )
 from router.canary_verdict import CanaryVerdict
-from router.error import ClientError, ConflictError, NotFoundError
+from router.canary_words import counts_of, note_of
+from router.error import ClientError, ConflictError, NotFoundError, UnprovenError
 from router.reply import json_response
 from router.setting_view import Author, Reason, Version
 from router.settings import CANARY
@@ -69,12 +70,18 @@ class StartBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class EndBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who promotes or stops a canary, and why."""
+    """Who stops a canary, and why."""
 
     author: Author
     reason: Reason
     expected_version: Version | None = None
     dry_run: bool = False
+
+
+class PromoteBody(EndBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who promotes a canary, and why. ``force``: whatever its verdict says."""
+
+    force: bool = False
 
 
 class EndedCanary(Struct, frozen=True, kw_only=True):
@@ -112,7 +119,8 @@ class CanaryView(Struct, frozen=True, kw_only=True):
 
     ``state``: ``none``; ``running``; ``ending``, which this router did and the store does not know
     yet; ``waiting`` to be promoted or stopped. ``counted_by``: of how many lives of routers the
-    figures are. ``fault``: why they are of this router alone. ``own`` are its own requests.
+    figures are. ``note``: why its split cannot tell anything; empty where it can. ``fault``: why
+    the figures are of this router alone. ``own`` are its own requests.
     ``processes`` are those of the router, where it has several (``router.supervisor.canary``).
     """
 
@@ -123,6 +131,7 @@ class CanaryView(Struct, frozen=True, kw_only=True):
     left_s: float | None = None
     counted_by: int = 0
     verdict: CanaryVerdict | None = None
+    note: str = ""
     fault: str = ""
     last: EndedCanary | None = None
     own: SideCounts | None = None
@@ -164,14 +173,17 @@ class CanaryAdmin:
             return CanaryView(state="none", settings_version=book.version, unix_s=unix_s, last=last)
         settings = trial.settings
         if settings.ended_unix_s is not None:
+            judged = last.verdict if last is not None else None
             return CanaryView(
                 state="waiting",
                 settings_version=book.version,
                 unix_s=unix_s,
                 settings=settings,
-                verdict=last.verdict if last is not None else None,
+                verdict=judged,
+                note="" if judged is None else note_of(judged, settings),
                 last=last,
             )
+        verdict = self._keeper.judged(trial)
         return CanaryView(
             state="running" if self._canary.is_splitting else "ending",
             settings_version=book.version,
@@ -179,7 +191,8 @@ class CanaryAdmin:
             settings=settings,
             left_s=max(0.0, settings.end_unix_s - unix_s),
             counted_by=self._keeper.counted_by,
-            verdict=self._keeper.judged(trial),
+            verdict=verdict,
+            note=note_of(verdict, settings),
             fault=self._keeper.fault,
             last=last,
             own=SideCounts(
@@ -218,21 +231,24 @@ class CanaryAdmin:
         return await self._changes.make("canary_start", settings, body, body.expected_version)
 
     async def promote(self, request: Request) -> Response:
-        """Put the candidate's policy in force for all requests."""
-        return await self._end(request, PROMOTED, "canary_promote")
+        """Put the candidate's policy in force for all requests, where its verdict carries that."""
+        body = await self._changes.read(request, PromoteBody)
+        return await self._end(body, PROMOTED, "canary_promote", force=body.force)
 
     async def stop(self, request: Request) -> Response:
         """Let the policy in force decide all requests again."""
-        return await self._end(request, ROLLED_BACK, "canary_stop")
-
-    async def _end(self, request: Request, kind: str, action: str) -> Response:
         body = await self._changes.read(request, EndBody)
+        return await self._end(body, ROLLED_BACK, "canary_stop", force=True)
+
+    async def _end(self, body: EndBody, kind: str, action: str, *, force: bool) -> Response:
         await self._changes.look()
         document = self._changes.document()
         if CANARY not in document:
-            message = "canary: none is in the settings; see GET /admin/canary"
+            message = "no canary runs"
             raise NotFoundError(message, param=CANARY)
         verdict = self.view().verdict
+        if not force and (verdict is None or not verdict.carries):
+            raise _unproven(verdict)
         told = None if verdict is None else msgspec.to_builtins(verdict)
         settings = settings_after(self._parts.rules, document, kind, self._parts.unix_clock())
         return await self._changes.make(action, settings, body, body.expected_version, told)
@@ -242,6 +258,14 @@ class CanaryAdmin:
             if document.verdict is not None:
                 return _ended(document)
         return None
+
+
+def _unproven(verdict: CanaryVerdict | None) -> UnprovenError:
+    said = "not known"
+    if verdict is not None:
+        said = f'"{verdict.word.value}" ({counts_of(verdict)})'
+    message = f"the verdict is {said}; promote all the same with force (--force)"
+    return UnprovenError(message, param="force")
 
 
 def _ended(document: SettingDocument) -> EndedCanary:

@@ -80,7 +80,8 @@ class Measure(Struct, frozen=True, kw_only=True):
 class CanaryVerdict(Struct, frozen=True, kw_only=True):
     """All figures; ``word`` is the worst that can be said: better only where nothing is worse.
 
-    ``confidence`` is that of all intervals together, over all looks.
+    ``confidence`` is that of all intervals together, over all looks. Groups are those of a side
+    that had any request, of ``router.split.GROUPS``; None in what an older version wrote.
     """
 
     word: Word
@@ -88,6 +89,13 @@ class CanaryVerdict(Struct, frozen=True, kw_only=True):
     candidate_requests: int
     measures: tuple[Measure, ...]
     confidence: float = 1.0 - ALPHA
+    control_groups: int | None = None
+    candidate_groups: int | None = None
+
+    @property
+    def carries(self) -> bool:
+        """Whether a candidate may be promoted on it: enough was seen, and nothing is worse."""
+        return self.word not in {Word.WORSE, Word.UNKNOWN}
 
     @property
     def broken(self) -> tuple[Measure, ...]:
@@ -119,6 +127,8 @@ def judge(sums: CanarySums, guardrails: Guardrails, alpha: float = ALPHA) -> Can
         candidate_requests=sums.requests(CANDIDATE),
         measures=measures,
         confidence=1.0 - alpha,
+        control_groups=sum(group.requests > 0 for group in control),
+        candidate_groups=sum(group.requests > 0 for group in candidate),
     )
 
 
@@ -309,6 +319,9 @@ def _measure(
         why = "nothing was reported"
     elif change is None:
         why = f"expected requests in {LEAST_GROUPS} groups of conversations, or tenants, on a side"
+    if name == "imbalance" and None in {seen.control, seen.candidate}:
+        lacking = "2 groups of conversations, or tenants, are needed for a side's figure"
+        why = f"{why}; {lacking}" if fewest < rail.min_requests else lacking
     if change is None or math.isnan(change.low + change.high):
         return Measure(
             name=name, word=Word.UNKNOWN, kind=kind, control=seen.control,

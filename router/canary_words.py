@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from router.confidence import LEAST_GROUPS
+from router.split import GROUPS, TENANT
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from router.canary_setting import CanarySettings
     from router.canary_verdict import CanaryVerdict, Measure
 
 NAMES: Final = {
@@ -16,6 +20,10 @@ NAMES: Final = {
     "token_hits": "token hits",
     "imbalance": "imbalance",
 }
+NOTED_REQUESTS: Final = 30
+"""From so many on it is no chance that few groups have them."""
+FEW_GROUPS: Final = 4
+SPLIT_PAGE: Final = "docs/canary.md#who-gets-the-candidate"
 
 
 def change_of(measure: Measure) -> str:
@@ -39,12 +47,48 @@ def reason_of(measures: Iterable[Measure]) -> str:
     return "; ".join(f"{NAMES[one.name]} {change_of(one)}, {limit_of(one)}" for one in measures)
 
 
-def verdict_lines(verdict: CanaryVerdict) -> Iterator[str]:
-    """Yield a verdict for people."""
-    yield (
-        f"{verdict.word.value}: {verdict.candidate_requests} requests of the candidate,"
+def counts_of(verdict: CanaryVerdict) -> str:
+    """Return how many requests each side had."""
+    return (
+        f"{verdict.candidate_requests} requests of the candidate,"
         f" {verdict.control_requests} of the control"
     )
+
+
+def note_of(verdict: CanaryVerdict, settings: CanarySettings) -> str:
+    """Return why a split cannot tell anything, in a line; nothing where it can, or may yet."""
+    candidate, control = verdict.candidate_requests, verdict.control_requests
+    groups = (verdict.candidate_groups or 0) + (verdict.control_groups or 0)
+    is_one_sided = not candidate or not control
+    if candidate + control < NOTED_REQUESTS or not groups:
+        return ""
+    if not is_one_sided and groups >= FEW_GROUPS:
+        return ""
+    if is_one_sided:
+        side = "candidate" if candidate else "control"
+        what = f"all {candidate + control} requests fell on one side, the {side}'s"
+    else:
+        what = f"all {candidate + control} requests fell into {groups} groups"
+    by_tenant = settings.split == TENANT
+    if settings.tenants and is_one_sided:
+        why = f"{'all' if candidate else 'none'} of them are of the tenants that are named"
+    elif groups < LEAST_GROUPS:
+        why = "they are of few tenants" if by_tenant else "they begin in few ways"
+    else:
+        whole = "tenants" if by_tenant else "conversations"
+        share = f"{settings.percent or 0:g} % of {whole}"
+        why = f"the share is small ({share}): wait, or take a larger one"
+    return f"{what}: {why} ({SPLIT_PAGE})"
+
+
+def verdict_lines(verdict: CanaryVerdict) -> Iterator[str]:
+    """Yield a verdict for people."""
+    yield f"{verdict.word.value}: {counts_of(verdict)}"
+    if verdict.candidate_groups is not None and verdict.control_groups is not None:
+        yield (
+            f"groups of conversations, or tenants, with any request: {verdict.candidate_groups} of"
+            f" {GROUPS} of the candidate, {verdict.control_groups} of {GROUPS} of the control"
+        )
     for one in verdict.measures:
         state = "BROKEN, " if one.is_broken else "within, " if one.is_within else ""
         limit = f"  [{state}{limit_of(one)}]" if one.limit is not None else ""

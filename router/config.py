@@ -246,7 +246,7 @@ def decode_config(raw: object) -> Config:
     try:
         config = msgspec.convert({} if raw is None else raw, Config, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(explained(error, Config)) from None
+        raise ConfigError(explained(error, Config, raw)) from None
     check_config(config)
     return config
 

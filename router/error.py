@@ -81,6 +81,12 @@ class ConflictError(ClientError):
     code = "conflict"
 
 
+class UnprovenError(ConflictError):
+    """A candidate is not to be promoted on what was seen of it, unless by force."""
+
+    code = "canary_unproven"
+
+
 class MediaTypeError(ClientError):
     """The body is not of the kind that the path takes."""
 

@@ -51,6 +51,8 @@ LAGS_KEPT: Final = 64
 LATE_SHARE: Final = 0.25
 """A check does not count that ran out of time while the loop was late for this part of it."""
 REFUSED: Final = "refused a connection"
+NOBODY: Final = "connection refused"
+NOBODY_HINT: Final = ": nobody listens there (`warmroute doctor` helps)"
 FAILED: Final = "failed its checks"
 
 
@@ -145,7 +147,8 @@ class Health:
         check = self._checks.get(replica)
         if check is not None:
             if check.is_up:
-                _log.warning("replica %s refused a connection: taken out", replica)
+                url = check.member.endpoint.url
+                _log.warning("replica %s at %s refused a connection: taken out", replica, url)
             was_up, check.is_up = check.is_up, False
             check.is_answering = False
             check.reason = REFUSED
@@ -286,7 +289,8 @@ class Health:
     def _meet(self, check: _Check, fault: str | None) -> None:
         """Note what a check met with; tell of it when it is news."""
         if fault is not None and fault != check.fault:
-            _log.warning("replica %s: %s", check.member.replica, fault)
+            member, hint = check.member, NOBODY_HINT if fault == NOBODY else ""
+            _log.warning("replica %s at %s: %s%s", member.replica, member.endpoint.url, fault, hint)
         check.fault = fault
 
     async def _learn_models(self, member: Member, check: _Check, timeout_s: float) -> None:
@@ -338,6 +342,8 @@ class Health:
 def _fault_of(error: ReplicaError, member: Member) -> str:
     if isinstance(error, ReplicaTlsError):
         return error.reason
+    if isinstance(error.__cause__, ConnectionRefusedError):
+        return NOBODY
     # Many servers take no leave from a peer whose certificate they miss.
     is_doubtful = member.endpoint.is_tls and isinstance(error, ReplicaClosedError)
     return error.message + (" (does it ask for a client certificate?)" if is_doubtful else "")

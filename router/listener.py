@@ -54,8 +54,7 @@ class Listener:
                 self._socket = bind_inet(host, port)
                 self.url = inet_url(host, self._socket, is_tls=tls is not None)
         except OSError as error:
-            message = f"{key}: cannot listen on {address}: {error.strerror or error}"
-            raise ConfigError(message) from None
+            raise ConfigError(bind_fault(key, address, error)) from None
         self._server: Server | None = None
         self._accepting: asyncio.Server | TlsAcceptor | None = None
 
@@ -126,6 +125,12 @@ def bind_inet(host: str, port: int, *, is_shared: bool = False) -> socket.socket
         reuse_port=is_shared,
         dualstack_ipv6=is_any and socket.has_dualstack_ipv6(),
     )
+
+
+def bind_fault(key: str, address: str, error: OSError) -> str:
+    """Return why ``address`` cannot be had, and by which flag to choose another one."""
+    why = (error.strerror or str(error)).partition(" (while attempting")[0]
+    return f"{key}: cannot listen on {address}: {why}; choose another one with --{key}"
 
 
 def inet_url(host: str, bound: socket.socket, *, is_tls: bool) -> str:

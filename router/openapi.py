@@ -161,7 +161,10 @@ DESCRIBED: Final[dict[str, Described]] = {
     "/admin/replicas/{id}/drain": Described("Let a replica get nothing new", told=_ANYTHING),
     "/admin/replicas/{id}/undrain": Described("Let it be chosen again", told=_ANYTHING),
     "/admin/canary": Described("How a canary stands, or the start of one", told=_ANYTHING),
-    "/admin/canary/promote": Described("Put a candidate's policy in force", told=_ANYTHING),
+    "/admin/canary/promote": Described(
+        "Put a candidate's policy in force; without force 409 where its verdict does not carry it",
+        told=_ANYTHING,
+    ),
     "/admin/canary/stop": Described("Let the policy in force decide all again", told=_ANYTHING),
     "/admin/history": Described("The last minutes", told=_ANYTHING),
 }

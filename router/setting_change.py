@@ -174,7 +174,13 @@ class SettingChanges:
             document = await self._write(action, settings, body, known, verdict)
             version, previous = document.version, document.previous
         return json_response(
-            SettingsChange(version=version, previous=previous, dry_run=is_trial, changes=changes)
+            SettingsChange(
+                version=version,
+                previous=previous,
+                dry_run=is_trial,
+                changes=changes,
+                verdict=msgspec.UNSET if verdict is None else verdict,
+            )
         )
 
     def _check_drains(self, live: LiveSettings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from router.settings import FIXED, Change, LiveSettings
 
@@ -68,12 +68,13 @@ class SettingsView(Struct, frozen=True, kw_only=True):
 
 
 class SettingsChange(Struct, frozen=True, kw_only=True):
-    """The answer to a change, made or only tried."""
+    """The answer to a change, made or only tried; ``verdict``: of the canary that it ends."""
 
     version: int
     previous: int
     dry_run: bool
     changes: list[Change]
+    verdict: dict[str, Any] | UnsetType = UNSET
 
 
 class HistoryRow(Struct, frozen=True, kw_only=True):

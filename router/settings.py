@@ -95,10 +95,11 @@ class SettingRules:
                 if key == fixed or key.startswith(f"{fixed}."):
                     message = f"{fixed}: expected in the configuration file only; it needs a start"
                     raise ConfigError(message)
+        resolved = self._resolved(settings)
         try:
-            live = msgspec.convert(self._resolved(settings), LiveSettings, strict=True)
+            live = msgspec.convert(resolved, LiveSettings, strict=True)
         except msgspec.ValidationError as error:
-            raise ConfigError(explained(error, LiveSettings)) from None
+            raise ConfigError(explained(error, LiveSettings, resolved)) from None
         self._check_policy("policy.kind", live.policy)
         if live.canary is not None:
             self._check_policy("canary.policy.kind", live.canary.policy)
@@ -172,7 +173,7 @@ class SettingRules:
         return [
             Change(key=key, before=was.get(key), after=now.get(key))
             for key in keys
-            if key not in was or key not in now or was[key] != now[key]
+            if was.get(key) != now.get(key)
         ]
 
     def _whole(self, settings: Mapping[str, Any]) -> Values:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -150,7 +151,14 @@ def _event_sources(address: WorkerAddress, topic: str) -> dict[str, Any]:
 
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        why = (error.strerror or str(error)).partition(" (while attempting")[0]
+        at = _http_address(host, port).removeprefix("http://")
+        key = "port" if error.errno in {errno.EADDRINUSE, errno.EACCES} else "host"
+        message = f"{key}: cannot listen on {at}: {why}; choose another one with --{key}"
+        raise OSError(message) from None
 
 
 def _http_address(host: str, port: int) -> str:

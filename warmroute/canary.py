@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from policies.union import KINDS
 from router.canary_admin import CANARY_PATH, PROMOTE_PATH, STOP_PATH, CanaryView
+from router.canary_verdict import CanaryVerdict
 from router.canary_words import verdict_lines
 from router.settings import leaves
 from warmroute.admin_client import ask
@@ -22,6 +22,7 @@ from warmroute.setting_client import (
     change,
     print_change,
     print_json,
+    when,
 )
 from warmroute.setting_client import add_flags as add_question_flags
 from warmroute.weights import patch_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from router.canary_admin import ProcessCanary
+    from router.canary_setting import CanarySettings
 
 EXAMPLES: Final = """\
 examples:
@@ -43,8 +45,8 @@ examples:
   warmroute canary promote --reason "8 % faster"
   warmroute canary stop --reason "not now"
 
-Exit codes: 0 done, 1 refused (one is there already, no state store), 2 a wrong key or value, none
-to promote or stop, or no router.
+Exit codes: 0 done, 1 refused (one is there already, no state store), 2 a wrong key or value, no
+canary to promote or stop, a verdict that does not carry a promotion, or no router.
 """
 
 
@@ -86,7 +88,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     start.add_argument("--dry-run", action="store_true", help="only show what would change")
     action("status", "show how it stands, or how the last one ended", add_question_flags)
-    action("promote", "put the candidate in force for all requests", add_change_flags)
+    promote = action("promote", "put the candidate in force for all requests", add_change_flags)
+    promote.add_argument(
+        "--force",
+        action="store_true",
+        help="also while the verdict is 'worse' or 'too little to tell'",
+    )
     action("stop", "give all requests to the policy in force again", add_change_flags)
 
 
@@ -97,8 +104,10 @@ def run(options: argparse.Namespace) -> int:
             return _status(options)
         if options.action == "start":
             return _told(options, CANARY_PATH, start_body(options))
-        path = PROMOTE_PATH if options.action == "promote" else STOP_PATH
-        return _told(options, path, {"author": author_of(options), "reason": options.reason})
+        body = {"author": author_of(options), "reason": options.reason}
+        if options.action == "stop":
+            return _told(options, STOP_PATH, body)
+        return _told(options, PROMOTE_PATH, body | ({"force": True} if options.force else {}))
     except RefusedError as error:
         print(f"warmroute canary: {error}", file=sys.stderr)
         return 1
@@ -137,8 +146,10 @@ def _told(options: argparse.Namespace, path: str, body: dict[str, Any]) -> int:
     told = change(options.admin, path, body)
     if options.json:
         print_json(told)
-    else:
-        print_change(told)
+        return 0
+    if options.action == "promote" and told.verdict is not msgspec.UNSET:
+        print("\n".join(verdict_lines(msgspec.convert(told.verdict, CanaryVerdict))))
+    print_change(told)
     return 0
 
 
@@ -160,32 +171,46 @@ def process_words(one: ProcessCanary) -> str:
     return f"{one.state}, {counted}{alone}"
 
 
+def share_words(settings: CanarySettings) -> str:
+    """Return who gets the candidate."""
+    if settings.tenants:
+        return f"tenants {', '.join(settings.tenants)}"
+    what = "tenants" if settings.split == "tenant" else "conversations"
+    return f"{settings.percent or 0:g} % of {what}"
+
+
+def routers_words(lives: int) -> str:
+    """Return of how many routers figures are; one that was started anew counted anew."""
+    if lives == 1:
+        return "of one router"
+    return f"of {lives} routers; one that was started again counts as another"
+
+
 def lines_of(view: CanaryView) -> Iterator[str]:
     """Yield how a canary stands, in words."""
     settings, last = view.settings, view.last
     if settings is None:
         yield "no canary"
     else:
-        what = "tenants" if settings.split == "tenant" else "conversations"
-        who = f"{settings.percent or 0:g} % of {what}"
-        if settings.tenants:
-            who = f"tenants {', '.join(settings.tenants)}"
         left = "" if view.left_s is None else f", {view.left_s:.0f} s left"
-        yield f"canary {settings.id}: {view.state}, {who}{left}; at its end: {settings.at_end}"
+        share = share_words(settings)
+        yield f"canary {settings.id}: {view.state}, {share}{left}; at its end: {settings.at_end}"
         policy = dict(leaves(msgspec.to_builtins(settings.policy)))
         yield "candidate: " + " ".join(f"{key}={value}" for key, value in policy.items())
         if view.state in {"running", "ending"}:
-            yield f"figures of {view.counted_by} routers (each start is one)"
+            yield f"figures {routers_words(view.counted_by)}"
         if view.fault:
             who = "one process" if view.processes else "this router"
             yield f"figures of {who} alone: {view.fault}"
         for one in view.processes:
             yield f"process {one.process}: {process_words(one)}"
+        if view.note:
+            yield view.note
         if view.verdict is not None:
             yield from verdict_lines(view.verdict)
     if last is not None and view.state != "waiting":
-        when = datetime.fromtimestamp(last.unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        yield f"the last one, version {last.version}, {when}, {last.author}: {last.reason}"
+        at = when(last.unix_s)
+        yield f"the last one, version {last.version}, {at}, {last.author}: {last.reason}"
         if last.verdict is not None and settings is None:
             yield from verdict_lines(last.verdict)
     elif last is not None:

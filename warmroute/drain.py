@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = """\
 examples:
-  warmroute drain w0 --reason "new driver"
-  warmroute undrain w0 --reason "done"
-  warmroute drain w0 --hand-over --reason "scale down"
+  warmroute drain 127.0.0.1:8000 --reason "new driver"
+  warmroute undrain 127.0.0.1:8000 --reason "done"
+  warmroute drain 127.0.0.1:8000 --hand-over --reason "scale down"
+
+REPLICA is a name as `warmroute replicas` has it; one that was given none has host:port.
 
 A drained replica ends what it has and gets nothing new, also after it was restarted, until it is
 undrained. With --hand-over the command goes on until what the replica alone holds is placed

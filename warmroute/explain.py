@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 import msgspec
@@ -18,8 +18,12 @@ from warmroute.cli import UsageError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
 MOST_RECORDS = 1000
+FILE_COLUMNS: Final = 200
+"""The width of what no terminal bounds."""
+UNBOUND_COLUMNS: Final = 10_000
 EXAMPLES = """\
 examples:
   warmroute explain 3f9c0a52d1e84b76          # by x-warmroute-request-id or your own x-request-id
@@ -88,9 +92,31 @@ def run(options: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(records)).decode())
         return 0
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_COLUMNS
     for record in records:
         for line in headline(record):
             console.print(escape(line), soft_wrap=True)
         for attempt in record.attempts:
-            console.print(candidates_table(attempt))
+            print_candidates(console, attempt)
     return 0
+
+
+def print_candidates(console: Console, attempt: Attempt) -> None:
+    """Print an attempt's candidates, as a table where it fits; no name is cut in either form."""
+    table = candidates_table(attempt)
+    unbound = console.options.update(max_width=UNBOUND_COLUMNS)
+    if console.measure(table, options=unbound).maximum <= console.width:
+        console.print(table)
+        return
+    for line in _paragraphs(table):
+        console.print(escape(line), soft_wrap=True)
+
+
+def _paragraphs(table: Table) -> Iterator[str]:
+    """Yield the title, then each replica with its figures on a line below."""
+    yield str(table.title)
+    names = [str(column.header) for column in table.columns[1:]]
+    for replica, *cells in zip(*(column.cells for column in table.columns), strict=True):
+        yield str(replica)
+        yield "    " + ", ".join(f"{name} {cell}" for name, cell in zip(names, cells, strict=True))

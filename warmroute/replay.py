@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED: Final = 1
 STDOUT: Final = "-"
-FILE_COLUMNS: Final = 120
+FILE_COLUMNS: Final = 200
 """The width of a report that no terminal bounds."""
 SLO: Final = Slo()
 EXAMPLES: Final = """\

@@ -103,7 +103,7 @@ def fleet_of(options: argparse.Namespace) -> FleetSettings:
         where = "".join(
             f"{flag}: {path}: " for flag, path in files.items() if path and path not in PRESETS
         )
-        message = f"{where}{explained(error, FleetSettings)}"
+        message = f"{where}{explained(error, FleetSettings, raw)}"
         raise UsageError(message) from None
 
 

@@ -176,7 +176,7 @@ def policy_of(text: str) -> AnyPolicy:
     try:
         return msgspec.convert({"policy": raw}, _PolicyField).policy
     except msgspec.ValidationError as error:
-        message = f"--{explained(error, _PolicyField)}"
+        message = f"--{explained(error, _PolicyField, {'policy': raw})}"
         raise UsageError(message) from None
 
 

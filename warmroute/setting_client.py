@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import getpass
 import socket
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -13,6 +14,7 @@ import aiohttp
 import msgspec
 
 from router.config import DEFAULT_ADMIN
+from router.error import UnprovenError
 from router.setting_view import SettingsChange
 from state.model import UNIX_SCHEME
 from warmroute.admin_client import MAX_BODY_BYTES, admin_url, read_bounded, session
@@ -32,6 +34,7 @@ class RefusedError(Exception):
 
 class _Said(msgspec.Struct):
     message: str
+    code: str | None = None
 
 
 class _Refusal(msgspec.Struct):
@@ -106,10 +109,11 @@ def change(admin: str, path: str, body: dict[str, Any]) -> SettingsChange:
         raise UsageError(message) from None
     if status == HTTPStatus.OK:
         return _decoded(answer, SettingsChange, base + path)
-    message = _decoded(answer, _Refusal, base + path).error.message
-    if status in {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND}:
-        raise UsageError(message)
-    raise RefusedError(message)
+    said = _decoded(answer, _Refusal, base + path).error
+    is_wrong = status in {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND}
+    if is_wrong or said.code == UnprovenError.code:
+        raise UsageError(said.message)
+    raise RefusedError(said.message)
 
 
 def _decoded(answer: bytes, kind: type[_T], where: str) -> _T:
@@ -131,9 +135,19 @@ async def _post(base: str, path: str, body: bytes) -> tuple[int, bytes]:
         return answer.status, await read_bounded(answer, MAX_BODY_BYTES)
 
 
-def shown(value: object) -> str:
-    """Return a value as it is written in a change; one that is not there as a dash."""
+def shown(value: object, key: str = "") -> str:
+    """Return a value as it is written in a change; one that is not there as a dash.
+
+    That of a ``key`` which is a time, as ``canary.started_unix_s``, is told as one.
+    """
+    if key.endswith("_unix_s") and isinstance(value, int | float):
+        return when(value)
     return UNSET if value is None else msgspec.json.encode(value).decode()
+
+
+def when(unix_s: float) -> str:
+    """Return a time for people."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def print_json(value: object) -> None:
@@ -144,7 +158,7 @@ def print_json(value: object) -> None:
 def print_change(told: SettingsChange) -> None:
     """Print what a change did, or would do."""
     for row in told.changes:
-        print(f"{row.key}: {shown(row.before)} -> {shown(row.after)}")
+        print(f"{row.key}: {shown(row.before, row.key)} -> {shown(row.after, row.key)}")
     if told.dry_run:
         print(f"nothing was changed: version {told.version} stays in force")
     elif told.version == told.previous:

@@ -46,8 +46,9 @@ settings of all routers (warmroute weights history has them); a policy may also 
 """
 NOTE: Final = (
     "Changes are the shadow's choice less the active one, predicted on the snapshots that the\n"
-    "active policy led to, with 95 % intervals. What other choices would have made of queues and\n"
-    "caches is not in them: `warmroute record` and `warmroute replay` answer that."
+    "active policy led to. In brackets, from 320 decisions of a row on, are 95 % intervals. What\n"
+    "other choices would have made of queues and caches is not in them: `warmroute record` and\n"
+    "`warmroute replay` answer that."
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -22,6 +21,7 @@ from warmroute.setting_client import (
     print_change,
     print_json,
     shown,
+    when,
 )
 from warmroute.setting_client import (
     add_flags as add_question_flags,
@@ -155,7 +155,7 @@ def _history(options: argparse.Namespace) -> int:
     for row in rows:
         print(f"{row.version}  {_when(row.unix_s)}  {row.author}: {row.reason}")
         for one in row.changes or ():
-            print(f"    {one.key}: {shown(one.before)} -> {shown(one.after)}")
+            print(f"    {one.key}: {shown(one.before, one.key)} -> {shown(one.after, one.key)}")
         if row.changes is None:
             print(f"    what it changed is not known: version {row.previous} is not kept")
     if not rows:
@@ -172,7 +172,7 @@ def _diff(options: argparse.Namespace) -> int:
         print_json([{"key": key, "before": was.get(key), "after": now.get(key)} for key in keys])
         return 0
     for key in keys:
-        print(f"{key}: {shown(was.get(key))} -> {shown(now.get(key))}")
+        print(f"{key}: {shown(was.get(key), key)} -> {shown(now.get(key), key)}")
     if not keys:
         print("no difference")
     return 0
@@ -222,6 +222,4 @@ def _value(key: str, text: str) -> Any:
 
 
 def _when(unix_s: float | None) -> str:
-    if unix_s is None:
-        return "-"
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return "-" if unix_s is None else when(unix_s)

@@ -7,6 +7,8 @@ const PATH = "admin/canary";
 const FORM = byId("canary-form");
 const SAID = byId("canary-said");
 const AGAIN_MS = 2_000;
+const UNPROVEN = "canary_unproven";
+const GROUPS = 32;
 const NAMES = { ttft_mean: "mean TTFT", ttft_p95: "p95 of TTFT", errors: "errors", token_hits: "token hits", imbalance: "imbalance" };
 
 let version = null;
@@ -40,6 +42,8 @@ async function refresh() {
       [view.processes.length ? "Of one process alone" : "This router alone", view.fault],
       ["Processes", view.processes.map((one) => `${one.process}: ${one.state}${one.own ? `, ${one.own.candidate} of the candidate, ${one.own.control} of the control` : ""}${one.fault ? ", cut off" : ""}`).join("; ")],
       ["Last", last ? `version ${last.version}, ${last.author}: ${last.reason}` : null],
+      ["Split", view.note],
+      ["Groups", verdict?.candidate_groups == null ? null : `with any request: ${verdict.candidate_groups} of ${GROUPS} of the candidate, ${verdict.control_groups} of ${GROUPS} of the control`],
       ["Verdict", verdict ? `${verdict.word}: ${verdict.candidate_requests} requests of the candidate, ${verdict.control_requests} of the control` : null],
     ]),
     verdict ? plainTable("Candidate beside control", ["figure", "word", "control", "candidate", "change", "interval", "limit"], verdict.measures.map(row)) : "",
@@ -73,6 +77,11 @@ FORM.addEventListener("submit", async (event) => {
   const fields = new FormData(FORM);
   const body = { author: fields.get("author"), reason: fields.get("reason") };
   if (action === "start") Object.assign(body, { policy: policyOf(fields.get("policy")), percent: Number(fields.get("percent")), duration_s: Number(fields.get("duration")) });
+  await send(action, body);
+});
+
+/** Ask for a change. A promotion that the verdict does not carry is told with it, and may be asked for all the same. */
+async function send(action, body) {
   const request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
   try {
     const told = await ask(action === "start" ? PATH : `${PATH}/${action}`, request);
@@ -80,5 +89,9 @@ FORM.addEventListener("submit", async (event) => {
     await refresh();
   } catch (error) {
     SAID.replaceChildren(el("div", { class: "alert", "data-level": "error" }, el("b", {}, "Refused"), ` ${error.message}`));
+    if (error.code !== UNPROVEN) return;
+    const anyway = el("button", { type: "button" }, "Promote all the same");
+    anyway.addEventListener("click", () => send(action, { ...body, force: true }));
+    SAID.append(anyway);
   }
-});
+}

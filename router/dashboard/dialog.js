@@ -33,7 +33,7 @@ export async function show(title, content) {
   if (dialog.open && byId("dialog-title").textContent === title) body.replaceChildren(...nodes);
 }
 
-/** Return what a path of the operators' listener answers; throws with its own words. */
+/** Return what a path of the operators' listener answers; throws with its own words and code. */
 export async function ask(path, request = {}) {
   let answer;
   try {
@@ -42,7 +42,7 @@ export async function ask(path, request = {}) {
     throw new Error("The router does not answer.");
   }
   const said = await answer.json().catch(() => null);
-  if (!answer.ok) throw new Error(said?.error?.message ?? `The router answered ${answer.status}.`);
+  if (!answer.ok) throw Object.assign(new Error(said?.error?.message ?? `The router answered ${answer.status}.`), { code: said?.error?.code });
   return said;
 }
 

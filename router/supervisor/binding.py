@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from router.config import ConfigError, socket_path, split_address
-from router.listener import bind_inet, bind_unix, inet_url
+from router.listener import bind_fault, bind_inet, bind_unix, inet_url
 
 if TYPE_CHECKING:
     import socket
@@ -36,8 +36,7 @@ class Binding:
                 self.sockets = _bound(host, port, processes)
                 self.url = inet_url(host, self.sockets[0], is_tls=is_tls)
         except OSError as error:
-            message = f"listen: cannot listen on {address}: {error.strerror or error}"
-            raise ConfigError(message) from None
+            raise ConfigError(bind_fault("listen", address, error)) from None
         for each in self.sockets:
             each.set_inheritable(True)
 

@@ -31,6 +31,8 @@ MODEL: Final = "clock"
 ATTEMPTS: Final = 3
 QUIET_ERROR: Final = 0.02
 """By how much measurements scatter where nothing else wants the processor."""
+SPREAD: Final = 2.0
+"""Where something does, single figures scatter more than the fit as a whole."""
 TOLERANCE: Final = {
     "step_ms": 0.03,
     "prefill_token_ms": 0.06,
@@ -77,7 +79,7 @@ def test_the_clock_of_a_worker_is_found_and_its_answers_are_predicted(tmp_path: 
     assert found["facts"]["step_tokens"] == 8192
     assert {"step_tokens", "max_sequences", "capacity_tokens"} <= set(found["facts"]["told"])
     cost = msgspec.convert(yaml.safe_load(file.read_text()), StepCost)
-    noise = max(1.0, found["fit"]["error"] / QUIET_ERROR)  # that of the machine
+    noise = max(1.0, SPREAD * found["fit"]["error"] / QUIET_ERROR)  # that of the machine
     for name, tolerance in TOLERANCE.items():
         true, within = getattr(LLAMA_8B_H100, name), tolerance * noise
         assert getattr(cost, name) == pytest.approx(true, rel=within), (name, found["fit"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -123,6 +124,45 @@ async def test_a_good_candidate_gets_a_verdict_and_is_promoted(
     assert (last["reason"], last["verdict"]["candidate_requests"] > 50) == ("as good", True)
     await one.settings.rollback(0)
     await two.settings.has(told["version"] + 1)
+
+
+async def test_what_all_begins_alike_is_said_to_be_and_is_promoted_by_force_alone(
+    fleet: LocalFleet, desks: tuple[CanaryDesk, CanaryDesk]
+) -> None:
+    """As operators see it: on the command line, with its exit codes."""
+    one, two = desks
+    why = ("--reason", "a try")
+    code, told = await one.run("start", "--policy", "expected_ttft", "--percent", "30", *why)
+    assert code == 0, told
+    assert "canary.policy.kind: - -> " in told
+    assert re.search(r"canary\.started_unix_s: - -> [\d-]{10} [\d:]{8} UTC\n", told), told
+    assert not [line for line in told.splitlines() if line.endswith(": - -> -")]
+    await two.settings.has((await one.settings.get())["version"])
+    for router in (fleet.routers[0], fleet.routers[1]) * 20:
+        body = conversation("one story")
+        async with fleet.http.post(f"{router.url}/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200
+    await until(lambda: one.has_counted(40), "all of them are counted")
+
+    code, told = await one.run("status")
+    assert (code, "all 40 requests fell on one side, the " in told) == (0, True), told
+    assert "they begin in few ways (docs/canary.md#who-gets-the-candidate)" in told
+    assert (await one.status())["note"] in told
+    code, told = await one.run("promote", *why)
+    assert (code, 'the verdict is "too little to tell" (' in told) == (2, True), told
+    status, refusal = await one.post("promote", "a try", dry_run=True)
+    assert (status, refusal["error"]["code"]) == (409, "canary_unproven"), refusal
+    assert (await one.settings.get())["values"]["policy"]["kind"] == "round_robin"
+
+    code, told = await one.run("promote", "--force", *why)
+    assert (code, told.startswith("too little to tell: ")) == (0, True), told
+    assert 'policy.kind: "round_robin" -> "expected_ttft"' in told
+    assert not [line for line in told.splitlines() if line.endswith(": - -> -")]
+    for action in ("promote", "stop"):
+        code, told = await one.run(action, *why)
+        assert (code, told) == (2, "warmroute canary: no canary runs\n")
+    _, back = await one.settings.rollback(0)
+    await two.settings.has(back["version"])
 
 
 async def test_a_conversation_is_on_one_side_in_all_turns_and_in_both_routers(

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from support.browser import chromium, tab
-from support.canary_desk import CanaryDesk, talk
+from support.canary_desk import CanaryDesk, conversation, talk
 from support.fleet import FleetPlan, LocalFleet, until
 
 if TYPE_CHECKING:
@@ -68,6 +68,35 @@ async def test_a_canary_is_started_shown_with_its_figures_and_stopped(
         await page.wait_for_selector("#canary-now :text('ann: try')")
         assert (await desk.status())["last"]["reason"] == "try"
         assert all("status of 400" in fault for fault in opened.faults), opened.faults
+
+
+async def test_a_promotion_that_the_verdict_does_not_carry_is_asked_for_twice(
+    browser: Any, tmp_path: Path
+) -> None:
+    plan = FleetPlan(replicas=1, config={"policy": {"kind": "weighted"}})
+    async with (
+        LocalFleet(tmp_path, plan) as fleet,
+        tab(browser, f"{fleet.router.admin_url}/dashboard") as opened,
+    ):
+        page, desk = opened.page, CanaryDesk(fleet, fleet.router)
+        await desk.start({"w_queue": 2.0}, percent=50)
+        for _ in range(30):
+            body = conversation("one story")
+            url = f"{fleet.router.url}/v1/chat/completions"
+            async with fleet.http.post(url, json=body) as answer:
+                assert answer.status == 200
+        await page.wait_for_selector("#canary-now :text('all 30 requests fell on one side')")
+        await page.wait_for_selector("#canary-now :text('1 of 32 of the')")
+        for name, text in {"reason": "try", "author": "ann"}.items():
+            await page.fill(f"#canary-form [name={name}]", text)
+        await page.click("#canary-form [value=promote]")
+        await page.wait_for_selector("#canary-said :text('too little to tell')")
+        assert (await desk.status())["state"] == "running"
+        await page.click("#canary-said button")
+        await page.wait_for_selector("#canary-note:text('none')")
+        values = (await desk.settings.get())["values"]
+        assert values["policy"]["w_queue"] == 2.0
+        assert all("status of 409" in fault for fault in opened.faults), opened.faults
 
 
 async def test_what_both_sides_did_is_shown_beside_each_other(browser: Any, tmp_path: Path) -> None:

@@ -176,6 +176,8 @@ def test_a_long_text_that_grows_costs_only_what_is_new() -> None:
 
 
 class CountingEngine:
+    looks_up_long_texts = False
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.chars = 0

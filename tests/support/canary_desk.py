@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from support.fleet import MODEL, until
@@ -42,10 +43,22 @@ class CanaryDesk:
         assert status == 200, told
         return dict(told)
 
-    async def post(self, action: str, reason: str) -> tuple[int, Any]:
+    async def post(self, action: str, reason: str, **more: Any) -> tuple[int, Any]:
         """Promote or stop it."""
-        body = {"author": "ann@ops", "reason": reason}
+        body = {"author": "ann@ops", "reason": reason} | more
         return await self.settings.post(f"/admin/canary/{action}", body)
+
+    async def run(self, *words: str) -> tuple[int, str]:
+        """Run ``warmroute canary``; return its exit code and all that it told."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "warmroute", "canary", *words),
+            *("--admin", self._router.admin_url),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        told, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, told.decode()
 
     async def has_state(self, state: str, timeout_s: float = 60.0) -> None:
         """Wait until the canary stands so."""

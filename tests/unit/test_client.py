@@ -125,7 +125,7 @@ async def test_what_a_router_builds_waits_no_longer_than_it_says() -> None:
         mirror = await enter_reader(stack, url, "mirror")
         for background in (mirror, reader._mirror):
             built = sorted((_limits(each) for each in _clients_of(background)), key=str)
-            patient, blocking = _expected(1.0, 1.0, 8), _expected(1.1, 1.0, 1)
+            patient, blocking = _expected(1.0, 1.0, 8), _expected(1.25, 1.0, 1)
             assert built == sorted([patient, blocking], key=str)
 
 

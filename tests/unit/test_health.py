@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -57,8 +58,17 @@ class Engine:
 async def watched(engine: Engine, timeout_s: float = 1.0) -> AsyncIterator[Health]:
     server = await asyncio.start_server(engine.answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
+    try:
+        async with checked(f"http://127.0.0.1:{port}", timeout_s) as health:
+            yield health
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def checked(url: str, timeout_s: float = 1.0) -> AsyncIterator[Health]:
     reader = MemoryState(clock=lambda: 0.0).reader(RouterId("me"))
-    fleet = FleetTable(reader, [StaticReplica(url=f"http://127.0.0.1:{port}", name=GPU)])
+    fleet = FleetTable(reader, [StaticReplica(url=url, name=GPU)])
     pool = UpstreamPool(UpstreamSettings())
     settings = HealthSettings(interval_s=0.05, timeout_s=timeout_s, fall=3, rise=2)
     health = Health(fleet, pool, settings, random.Random(1))
@@ -69,7 +79,6 @@ async def watched(engine: Engine, timeout_s: float = 1.0) -> AsyncIterator[Healt
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await pool.close()
-        server.close()
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
@@ -142,6 +151,20 @@ async def test_what_is_good_news_is_no_warning(caplog: pytest.LogCaptureFixture)
     assert told["replica gpu-0 is up"] == "INFO"
     assert told["replica gpu-0 is down: 3 checks failed"] == "WARNING"
     assert changes == 2
+
+
+async def test_who_is_not_there_is_named_with_the_address_and_what_helps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unheard.getsockname()[1]}"
+        async with checked(url) as health:
+            await eventually(lambda: health.fault(GPU) is not None)
+            assert health.fault(GPU) == "connection refused"
+    [told] = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"][:1]
+    assert told.startswith(f"replica gpu-0 at {url}: connection refused: nobody listens there")
+    assert "warmroute doctor" in told
 
 
 async def test_a_slow_connect_only_asks_for_a_check() -> None:

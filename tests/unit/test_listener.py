@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -44,8 +46,10 @@ async def test_accepted_sockets_send_small_writes_at_once() -> None:
 def test_a_taken_address_is_named_before_anything_starts() -> None:
     listener = Listener("listen", "127.0.0.1:0")
     taken = listener.url.removeprefix("http://")
-    with pytest.raises(ConfigError, match=f"admin: cannot listen on {taken}"):
+    with pytest.raises(ConfigError) as caught:
         Listener("admin", taken)
+    told = f"admin: cannot listen on {taken}: {os.strerror(errno.EADDRINUSE)}"
+    assert str(caught.value) == f"{told}; choose another one with --admin"
     listener.stop_accepting()
 
 

@@ -251,7 +251,7 @@ def test_flags_win_over_the_file_of_the_fleet(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("replicas: 0", "replicas: Expected `int` >= 1"),
-        ("replica: 2", "contains unknown field `replica`"),
+        ("replica: 2", "replica: no such setting; did you mean replicas\\?"),
         ("cost: fast", "cost: expected llama-8b-h100, .* or a mapping"),
         ("- 1", "expected a mapping"),
         ("{", "not YAML"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from replay.report import Report, report
@@ -11,8 +12,8 @@ from replay.report_text import print_report
 from support.replayed import outcome, random_run, replayed
 
 
-def _printed(value: Report) -> str:
-    console = Console(file=StringIO(), width=160, force_terminal=True, color_system=None)
+def _printed(value: Report, columns: int = 160) -> str:
+    console = Console(file=StringIO(), width=columns, force_terminal=True, color_system=None)
     print_report(console, value)
     written = console.file
     assert isinstance(written, StringIO)
@@ -35,6 +36,16 @@ def test_several_replays_are_side_by_side() -> None:
     assert "the ratio to b" in shown
     assert "(1.00)" in shown
     assert "Tenants" not in shown
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_a_policy_and_its_figures_are_not_cut(columns: int) -> None:
+    names = ("expected_ttft", "least_loaded")
+    runs = {name: random_run(300, seed) for seed, name in enumerate(names)}
+    shown = _printed(report(runs, baseline="expected_ttft"), columns)
+    for name in (*names, "(1.00)"):
+        assert name in shown
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
 
 
 def test_a_foreign_name_is_neither_markup_nor_a_control_sequence() -> None:

@@ -127,6 +127,8 @@ def test_the_difference_is_of_values_in_force_and_not_of_documents() -> None:
     keys = [row.key for row in RULES.difference({}, {"policy": {"kind": "least_loaded"}})]
     assert "policy.kind" in keys
     assert "policy.w_queue" in keys
+    rows = RULES.difference({}, {"policy": {"kind": "expected_ttft"}})
+    assert not [row.key for row in rows if row.before is None and row.after is None]
 
 
 def test_a_policy_of_another_kind_is_compared_with_the_weights_that_nobody_told() -> None:

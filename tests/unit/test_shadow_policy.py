@@ -17,6 +17,7 @@ from policies.round_robin import RoundRobin
 from policies.weighted import Weighted
 from router.config import ConfigError, decode_config
 from router.error import NotFoundError
+from router.running_mean import BATCH, MIN_BATCHES
 from router.shadow_policy import QUEUED, ShadowDesk, ShadowSettings, open_shadow
 from state.model import ReplicaId
 from support.fleet import until
@@ -138,6 +139,11 @@ def test_the_worst_are_those_that_it_slows_most_with_the_terms_of_both() -> None
     text = "\n".join(lines_of(rig.shadow.report()))
     assert worst[0].request_id in text
     assert "round_robin beside expected_ttft (settings 0): 300 decisions" in text
+    assert " to " not in next(line for line in text.splitlines() if line.startswith("all "))
+    assert f"from {BATCH * MIN_BATCHES} decisions of a row on, are 95 % intervals" in text
+    asked(rig, 100)
+    text = "\n".join(lines_of(rig.shadow.report()))
+    assert " to " in next(line for line in text.splitlines() if line.startswith("all "))
 
 
 def test_the_yardstick_is_the_queue_and_the_prefill_at_the_replicas_speed() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
+from rich.console import Console
 
 from policies.model import Candidate, Decision, Reason
 from router.trace import Attempt, DecisionRecord, DecisionTrace
 from state.model import ReplicaId
 from support.decided import decided
-from warmroute.explain import candidates_table, headline
+from warmroute.explain import candidates_table, headline, print_candidates
 
 
 def record(number: int, client_id: str | None = None, **changes: object) -> DecisionRecord:
@@ -92,6 +94,28 @@ def test_an_explanation_tells_lower_tiers_and_a_source_apart() -> None:
     assert "lower" not in without
     assert "fetch" not in without
     assert [column.header for column in candidates_table(attempt).columns][-1] == "cached tokens"
+
+
+@pytest.mark.parametrize("columns", [40, 80, 400])
+def test_no_name_is_cut_however_narrow_the_terminal_is(columns: int) -> None:
+    terms = dict.fromkeys(("wait", "prefill", "stall", "active", "copy", "transfer"), 0.25)
+    candidates = tuple(
+        Candidate(replica=ReplicaId(f"127.0.0.1:{port}"), score=port, terms=terms, cached_tokens=64)
+        for port in (18_000, 18_001)
+    )
+    [attempt] = record(1).attempts
+    decision = msgspec.structs.replace(
+        attempt.decision, replica=candidates[0].replica, candidates=candidates
+    )
+    console = Console(width=columns)
+    with console.capture() as captured:
+        print_candidates(console, msgspec.structs.replace(attempt, decision=decision))
+    shown = captured.get()
+    assert "* 127.0.0.1:18000" in shown
+    assert "127.0.0.1:18001" in shown
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+    for part in ("score", "1.8e+04", *terms, "0.25", "cached tokens", "64"):
+        assert part in shown
 
 
 def test_an_explanation_says_what_is_not_known() -> None:

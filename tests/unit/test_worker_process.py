@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,3 +33,13 @@ async def test_only_what_goes_wrong_before_it_is_ready_is_blamed_on_the_start(
     with pytest.raises(raised, match=TOLD) as caught:
         await run_worker_process(WorkerSettings())
     assert caught.type is raised
+
+
+async def test_a_port_that_is_taken_is_named_with_the_flag_for_another_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(WorkerStartError) as caught:
+            await run_worker_process(WorkerSettings(compute="synthetic", port=port))
+    why = os.strerror(errno.EADDRINUSE)
+    told = f"port: cannot listen on 127.0.0.1:{port}: {why}; choose another one with --port"
+    assert str(caught.value) == told
