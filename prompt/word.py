@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MAX_WORDS: Final = 65_536
 SHORT_CHARS: Final = 24
 """Texts up to here, such as what stands between two messages, are looked up as they are."""
+MAX_SHORT: Final = 8_192
+"""Of these. Few come again: more would be names and numbers, each of them met once."""
 MAX_WORD_CHARS: Final = 48
 """Longer pieces are rarely seen again."""
 MAX_TEXTS: Final = 2_048
@@ -54,16 +56,17 @@ def ascii_pattern(pattern: str) -> str:
 
 
 class _Words(dict[str, bytes]):
-    """Piece -> packed ids; asks ``encode`` for what is not there. Bounded."""
+    """Piece -> packed ids; asks ``encode`` for what is not there. At most ``bound`` of them."""
 
-    def __init__(self, encode: Callable[[str], bytes]) -> None:
+    def __init__(self, encode: Callable[[str], bytes], bound: int = MAX_WORDS) -> None:
         super().__init__()
         self._encode = encode
+        self._bound = bound
 
     def __missing__(self, word: str) -> bytes:
         packed = self._encode(word)
         if len(word) <= MAX_WORD_CHARS:
-            if len(self) >= MAX_WORDS:
+            if len(self) >= self._bound:
                 self.clear()
             self[word] = packed
         return packed
@@ -87,7 +90,7 @@ class WordTable:
         self._native = None if library is None else NativeWords(library, pattern, encode, MAX_WORDS)
         self._find = re.compile(ascii_pattern(pattern)).findall
         self._piece = _Words(encode).__getitem__
-        self._short = _Words(encode).__getitem__
+        self._short = _Words(encode, MAX_SHORT).__getitem__
         self._spaced = _Words(lambda word: encode(" " + word)).__getitem__
         self._texts: dict[str, bytes] = {}
         self._added = dict(added)

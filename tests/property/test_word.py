@@ -27,6 +27,7 @@ from prompt.boundary import (
 from prompt.engine import Engine, load_pipeline
 from prompt.native_word import NativeWords
 from prompt.word import (
+    MAX_SHORT,
     MAX_TEXT_CHARS,
     MAX_TEXTS,
     MAX_WORDS,
@@ -259,6 +260,7 @@ def test_words_are_bounded() -> None:
         table.packed(f"{number:x}")
     for kept in (table._piece, table._spaced, table._short):
         assert 0 < len(kept.__self__) <= MAX_WORDS  # type: ignore[attr-defined]
+    assert len(table._short.__self__) <= MAX_SHORT  # type: ignore[attr-defined]
     table.packed(" short")
     table.packed(" what is longer than a short text")
     before = len(asked)
