@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from array import array
@@ -13,14 +14,15 @@ import pytest
 from prompt.codec import Codec, PrefixCodec, load_codec
 from prompt.model import BadPromptError, PromptTokens, Unroutable
 from prompt.reader import CHAT_PATH, COMPLETION_PATH, PromptReader
+from router.process import SWITCH_S
 from state.model import ModelIdentity
 from state.prefix import chain_of, chain_root, pack_tokens
 from support.tokenizer import write_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
-LONG_TEXT = "the quick brown fox " * 20_000
+LONG_TEXT = "".join(f"the quick {number:x} fox " for number in range(22_000))
 """400 kB."""
 
 
@@ -162,6 +164,15 @@ async def test_bad_bodies_are_the_clients_fault(reader: PromptReader) -> None:
             await reader.read(path, body)
 
 
+@pytest.fixture(name="switch")
+def switch_of_a_router() -> Iterator[None]:
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    yield
+    sys.setswitchinterval(usual_s)
+
+
+@pytest.mark.usefixtures("switch")
 async def test_long_prompts_leave_the_event_loop_running(codec: Codec) -> None:
     """A47: the loop turns all the while; with the interpreter held it would stand nearly always.
 
