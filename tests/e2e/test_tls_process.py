@@ -121,7 +121,8 @@ async def test_a_replica_with_an_unknown_certificate_is_down_and_says_why(
         [view] = await router.replicas()
         reason = "certificate verify failed: unable to get local issuer certificate"
         assert (view["up"], view["fault"]) == (False, reason)
-        assert router.child.log_tail().count(f"replica gpu-0: {reason}") == 1
+        line = f"replica gpu-0 at {engine.url}: {reason}"
+        assert router.child.log_tail().count(line) == 1
         command = (sys.executable, "-m", "warmroute", "replicas", "--admin", router.admin_url)
         _, out, _ = await ran(*command, environment={**os.environ, "COLUMNS": "200"})
         assert f"gpu-0: {reason}" in out
