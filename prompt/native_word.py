@@ -1,7 +1,7 @@
 """The words of one vocabulary in a compiled helper (``word_table.c``): many of them in one call.
 
 Texts are cut and looked up there; what is not known is asked for here, once. ``prompt.word`` does
-the same in Python, in some ten times the time. The helper is taken where it was built
+the same in Python, in four to seven times the time. The helper is taken where it was built
 (``state.compiled``).
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from prompt.boundary import GPT2_PATTERN, LLAMA3_PATTERN, O200K_PATTERN, QWEN2_PATTERN
-from state.compiled import library_path, opened
+from state.compiled import binder, library_path, taken
 from state.prefix import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -38,15 +38,9 @@ class WordLibrary:
     """The functions of a loaded helper. A table is an address; raises OSError, AttributeError."""
 
     def __init__(self, path: Path) -> None:
-        loaded = opened(path)
+        function = binder(path, "wr_words_")
         address, count, text = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
         seed = ctypes.c_uint64
-
-        def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
-            found = getattr(loaded, f"wr_words_{name}")
-            found.restype, found.argtypes = result, arguments
-            return found  # type: ignore[no-any-return]
-
         self.new = function("new", address, seed, seed, count)
         self.free = function("free", None, address)
         self.count = function("count", count, address)
@@ -137,9 +131,7 @@ class NativeWords:
 @cache
 def word_library() -> WordLibrary | None:
     """Return the helper, None where it was not built or does not load here."""
-    try:
-        library = WordLibrary(library_path(SOURCE))
-    except (OSError, AttributeError):
-        return None
-    _log.info("words are looked up by the compiled helper")
+    library = taken(WordLibrary, library_path(SOURCE))
+    if library is not None:
+        _log.info("words are looked up by the compiled helper")
     return library

@@ -157,9 +157,14 @@ class SegmentCache:
     def _pieces(self, text: str, ends: Sequence[int], salt: str) -> list[bytes]:
         engine = self._engine
         # Words that were seen before are faster, whoever's they were: not where salts are.
-        is_short = len(text) <= SHORT_CHARS or engine.looks_up_long_texts
-        is_looked_up = is_short and not salt
-        packed = engine.packed_short if is_looked_up else engine.packed
+        is_looked_up = not salt and (len(text) <= SHORT_CHARS or engine.looks_up_long_texts)
+
+        def packed(piece: str) -> bytes:
+            # One without a cut may be as long as the text, and is rare or hostile.
+            if is_looked_up and len(piece) <= SHORT_CHARS:
+                return engine.packed_short(piece)
+            return engine.packed(piece)
+
         first, pieces = 0, []
         for end in ends:
             pieces.append(packed(text[first:end]))

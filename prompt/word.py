@@ -14,7 +14,7 @@ Whether that gives equal ids is tried at load (``prompt.engine``).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from prompt.native_word import NativeWords
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from prompt.native_word import WordLibrary
 
+_WordsOf: TypeAlias = "Callable[[str], bytes]"
 MAX_WORDS: Final = 65_536
 SHORT_CHARS: Final = 24
 """Texts up to here, such as what stands between two messages, are looked up as they are."""
@@ -87,11 +88,15 @@ class WordTable:
         encode: Callable[[str], bytes],
         library: WordLibrary | None = None,
     ) -> None:
-        self._native = None if library is None else NativeWords(library, pattern, encode, MAX_WORDS)
         self._find = re.compile(ascii_pattern(pattern)).findall
         self._piece = _Words(encode).__getitem__
         self._short = _Words(encode, MAX_SHORT).__getitem__
         self._spaced = _Words(lambda word: encode(" " + word)).__getitem__
+        self._native: tuple[_WordsOf, _WordsOf] | None = None
+        """Of ASCII, and of text in which no space stands behind white space."""
+        if library is not None:
+            native = NativeWords(library, pattern, encode, MAX_WORDS)
+            self._native = self._or_short(native.ascii), self._or_short(native.spaced)
         self._texts: dict[str, bytes] = {}
         self._added = dict(added)
         names = "|".join(map(re.escape, sorted(added)))
@@ -127,7 +132,7 @@ class WordTable:
         """Forget whole texts; single words stay."""
         self._texts.clear()
 
-    def _joined(self, text: str, words_of: Callable[[str], bytes]) -> bytes:
+    def _joined(self, text: str, words_of: _WordsOf) -> bytes:
         """Return the ids of ``text`` with its added tokens, ``words_of`` giving what is between."""
         parts = self._split(text)
         if len(parts) == 1:
@@ -137,30 +142,25 @@ class WordTable:
             [added[part] if at & 1 else words_of(part) for at, part in enumerate(parts) if part]
         )
 
-    def _words_of(self, text: str) -> Callable[[str], bytes] | None:
+    def _words_of(self, text: str) -> _WordsOf | None:
         """Return what gives the ids of parts of ``text`` without added tokens, where that is here.
 
         A space after another character than white space begins a piece (``prompt.boundary``): where
         all do, a word and the space before it are looked up at once.
         """
-        is_native = self._native is not None
+        native = self._native
         if text.isascii():
-            if is_native:
-                return self._native_ascii
+            if native is not None:
+                return native[0]
             return self._pieces if _is_wide(text) else self._words
         if _SPACED.search(text):
             return None
-        return self._native_spaced if is_native else self._words
+        return native[1] if native is not None else self._words
 
-    def _native_ascii(self, text: str) -> bytes:
-        if len(text) <= SHORT_CHARS or self._native is None:
-            return self._short(text)
-        return self._native.ascii(text)
-
-    def _native_spaced(self, text: str) -> bytes:
-        if len(text) <= SHORT_CHARS or self._native is None:
-            return self._short(text)
-        return self._native.spaced(text)
+    def _or_short(self, look_up: _WordsOf) -> _WordsOf:
+        """Return what looks short texts up as they are, and others by ``look_up``."""
+        short = self._short
+        return lambda text: short(text) if len(text) <= SHORT_CHARS else look_up(text)
 
     def _words(self, text: str) -> bytes:
         if len(text) <= SHORT_CHARS:

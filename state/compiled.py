@@ -11,11 +11,13 @@ import hashlib
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+Binder: TypeAlias = "Callable[..., Callable[..., int]]"
+_Library = TypeVar("_Library")
 _FLAGS: Final = ("-O2", "-shared", "-fPIC")
 
 
@@ -39,3 +41,26 @@ def build(source: Path, directory: Path | None = None, compiler: Sequence[str] =
 def opened(path: Path) -> ctypes.PyDLL:
     """Return the loaded library, whose calls keep the interpreter's lock; OSError."""
     return ctypes.PyDLL(str(path))
+
+
+def binder(path: Path, prefix: str) -> Binder:
+    """Return what gives the functions of a library: by name without ``prefix``, result, arguments.
+
+    Raises OSError where the library does not load, the binder AttributeError for what is not there.
+    """
+    loaded = opened(path)
+
+    def bound(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
+        function = getattr(loaded, prefix + name)
+        function.restype, function.argtypes = result, arguments
+        return function  # type: ignore[no-any-return]
+
+    return bound
+
+
+def taken(kind: Callable[[Path], _Library], path: Path) -> _Library | None:
+    """Return ``kind`` of the library at ``path``; None where none was built, or none loads here."""
+    try:
+        return kind(path)
+    except (OSError, AttributeError):
+        return None

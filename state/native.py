@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from state.block_table import DictTable
-from state.compiled import library_path, opened
+from state.compiled import binder, library_path, taken
 from state.native_table import NativeTable
 
 if TYPE_CHECKING:
@@ -28,15 +28,9 @@ class Library:
     """The functions of a loaded helper. A table is an address; ids are joined, 16 bytes each."""
 
     def __init__(self, path: Path) -> None:
-        loaded = opened(path)
+        function = binder(path, "wr_table_")
         address, count, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         seed, ids = ctypes.c_uint64, ctypes.c_char_p
-
-        def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
-            found = getattr(loaded, f"wr_table_{name}")
-            found.restype, found.argtypes = result, arguments
-            return found  # type: ignore[no-any-return]
-
         self.new = function("new", address, seed, seed)
         self.free = function("free", None, address)
         self.blocks = function("blocks", count, address)
@@ -52,11 +46,9 @@ class Library:
 
 def load(path: Path | None = None) -> Library | None:
     """Return the helper, None where it was not built or does not load here."""
-    try:
-        library = Library(path or library_path(SOURCE))
-    except (OSError, AttributeError):
-        return None
-    _log.info("the index takes its compiled helper")
+    library = taken(Library, path or library_path(SOURCE))
+    if library is not None:
+        _log.info("the index takes its compiled helper")
     return library
 
 

@@ -16,7 +16,7 @@ from prompt.boundary import shape_of
 from prompt.engine import Engine, load_pipeline
 from prompt.model import TemplateFailureError
 from prompt.radix import PrefixTree
-from prompt.segment import SegmentCache
+from prompt.segment import SHORT_CHARS, SegmentCache
 from state.model import BlockId
 from state.prefix import chain_of
 from support.text import histories, texts
@@ -181,6 +181,7 @@ class CountingEngine:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.chars = 0
+        self.looked_up: list[int] = []
 
     def packed(self, text: str) -> bytes:
         self.chars += len(text)
@@ -188,7 +189,22 @@ class CountingEngine:
 
     def packed_short(self, text: str) -> bytes:
         self.chars += len(text)
+        self.looked_up.append(len(text))
         return self._engine.packed_short(text)
+
+
+def test_words_are_looked_up_in_short_pieces_of_a_long_text_and_in_no_long_piece() -> None:
+    """What has no cut is one piece, however long: a look-up would go over it again and again."""
+    pipeline, engine, cache = parts_of(definition_of())
+    asked = CountingEngine(engine)
+    asked.looks_up_long_texts = True
+    cache._engine = asked  # type: ignore[assignment]
+    uncut = "".join(f"\n x{number:x}" for number in range(5_000))
+    assert len(uncut) > SHORT_CHARS
+    text = "Words with cuts. " * 2_000 + uncut
+    assert ids_of(cache.encode(text).tokens.packed()) == whole_ids(pipeline, text)
+    assert sum(asked.looked_up) > 30_000
+    assert max(asked.looked_up) <= SHORT_CHARS
 
 
 @pytest.mark.parametrize("char", [" ", "\n", "a", "!", "你"])

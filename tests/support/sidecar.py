@@ -58,15 +58,23 @@ class Fleet:
         self.state = MemoryState(time.monotonic, StoreTiming(load_ttl_s=0.5))
         self.reader = self.state.reader(RouterId("router"))
         self.generations: list[Generation] = []
+        self.lives: list[str] = []
+        """What the cache's life was called, one after another; empty where it was not known."""
 
     async def register(self, record: ReplicaRecord) -> None:
         self.generations.append(record.generation)
+        self._note_life(record)
         await self.state.register(record)
 
     async def heartbeat(
         self, record: ReplicaRecord, load: ReplicaLoad | None, facts: ReplicaFacts | None = None
     ) -> Fence:
+        self._note_life(record)
         return await self.state.heartbeat(record, load, facts)
+
+    def _note_life(self, record: ReplicaRecord) -> None:
+        if self.lives[-1:] != [record.cache_life]:
+            self.lives.append(record.cache_life)
 
     async def apply(self, changes: Sequence[ChangeBatch]) -> None:
         await self.state.apply(changes)
