@@ -98,6 +98,9 @@ class SettingAdmin:
     async def change(self, request: Request) -> Response:
         """Change some keys."""
         body = await self.changes.read(request, SetBody)
+        if not body.patch:
+            message = "patch: expected at least one key; see GET /admin/settings"
+            raise ClientError(message, param="patch")
         await self.changes.look()
         if CANARY in body.patch:
             message = "canary: expected POST /admin/canary, /promote or /stop (warmroute canary)"

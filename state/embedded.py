@@ -136,6 +136,7 @@ class EmbeddedValkey:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                process_group=0,  # a signal to this process's group is this process's to answer
             )
 
     async def _wait_until_ready(self) -> None:

@@ -59,7 +59,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     start.add_argument("--policy", choices=KINDS, help="its kind (default: the one in force)")
     start.add_argument(
-        "--percent", type=float, metavar="P", help="of conversations (default: 10, at most 50)"
+        "--percent",
+        type=float,
+        metavar="P",
+        help="of conversations, or tenants (default: 10, at most 50)",
     )
     start.add_argument(
         "--split",

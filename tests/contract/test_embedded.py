@@ -136,3 +136,24 @@ async def test_the_server_dies_with_an_owner_that_is_killed() -> None:
         async with EmbeddedValkey() as server:
             for each in (neighbour, server):
                 assert _listens(urlsplit(each.url).path), "and nothing that is still in use"
+
+
+async def test_a_signal_to_the_group_of_its_owner_leaves_the_end_to_the_owner() -> None:
+    """Ctrl-C and ``timeout`` signal the whole group: an owner that drains still needs its store."""
+    owner = subprocess.Popen(  # noqa: ASYNC220 - its pipe is read in a thread
+        [sys.executable, "-c", "import signal; signal.signal(2, signal.SIG_IGN)" + _OWNER],
+        stdout=subprocess.PIPE,
+        process_group=0,
+    )
+    try:
+        assert owner.stdout is not None
+        line = (await asyncio.to_thread(owner.stdout.readline)).decode()
+        os.killpg(owner.pid, signal.SIGINT)
+        client = command_client(RedisSettings(url=line.split()[1]))
+        for _ in range(20):
+            assert await run_command(client, "PING") == b"PONG"
+            await asyncio.sleep(0.01)
+        await client.aclose()
+    finally:
+        owner.kill()
+        owner.communicate()

@@ -84,6 +84,7 @@ async def test_a_change_is_in_force_here_at_once_and_in_every_router_within_a_se
         ({"drains": ["no name!"]}, "drains[0]"),
         ({"drains": ["nosuch"]}, "drains: expected one of w0, w1, got 'nosuch'"),
         ({"listen": "127.0.0.1:1"}, "listen"),
+        ({}, "patch: expected at least one key"),
     ],
 )
 async def test_a_wrong_value_is_refused_by_name_and_nothing_of_the_change_counts(
