@@ -4,14 +4,18 @@
 
 ``make bench-native`` first. The same load, kept-alive connections and warm conversations, goes in
 turns to a router of one process and to one of several; the CPU is that of all processes together,
-the supervisor's among them. A start is from the program's own to the first 200 of ``/readyz``, with
-one replica given by its address and the private state server.
+the supervisor's among them. A connection belongs to a process. *kept*: each conversation has a
+connection of its own, as the clients of agents do (its first turn, which no process knows, is
+counted too). *mixed*: its next turn goes on any connection that is free, so that each process reads
+what another has read before. A start is from the program's own to the first 200 of ``/readyz``,
+with one replica given by its address and the private state server.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import itertools
 import json
 import statistics
 import sys
@@ -102,20 +106,28 @@ def is_ready(port: int) -> bool:
 
 def shares(
     on: Rig, routers: Sequence[Router], requests: int, rounds: int
-) -> dict[int, list[float]]:
+) -> dict[str, dict[int, list[float]]]:
     """Return the CPU microseconds per request of each router, round by round, in turns."""
-    found: dict[int, list[float]] = {one.processes: [] for one in routers}
+    found: dict[str, dict[int, list[float]]] = {
+        way: {one.processes: [] for one in routers} for way in ("kept", "mixed")
+    }
     for turn in range(rounds + 1):
         order = routers if turn % 2 else routers[::-1]
-        for one in order:
+        for one, way in itertools.product(order, found):
             known = on.conversations(BODY_BYTES, CONNECTIONS)
             openers = known.openers()
-            run_load(one.port, on.write(openers, len(openers)), 1, len(openers))
-            path = on.write(known, requests)
+            words: list[object]
+            if way == "mixed":
+                run_load(one.port, on.write(openers, len(openers)), 1, len(openers))
+                count, words = requests, [on.write(known, requests)]
+            else:  # a connection ends with its load, so it begins with the opener
+                bodies = itertools.chain(openers, itertools.islice(known, requests))
+                count = len(openers) + requests
+                words = ["KEEP", on.write(bodies, count)]
             before_s = one.cpu_s()
-            run_load(one.port, path, CONNECTIONS, requests)
+            run_load(one.port, *words, CONNECTIONS, count)
             if turn:  # the first one warms up
-                found[one.processes].append((one.cpu_s() - before_s) / requests * 1e6)
+                found[way][one.processes].append((one.cpu_s() - before_s) / count * 1e6)
     return found
 
 
@@ -148,21 +160,20 @@ def main() -> None:
                 folder.stop(router.child)
         finally:
             folder.stop_all()
-    each = {count: statistics.median(values) for count, values in found.items()}
-    ratios = [
-        several / single for single, several in zip(found[1], found[options.processes], strict=True)
-    ]
-    ratio, start_s = statistics.median(ratios), statistics.median(times)
-    lines = [
-        "| | measured | budget |",
-        "|---|---:|---:|",
-        f"| CPU per request, 1 process, us | {each[1]:.0f} | |",
-        f"| CPU per request, {options.processes} processes, us | {each[options.processes]:.0f} | |",
-        f"| ratio (median of {rounds} pairs) | {ratio:.3f} | 1.10 |",
-        f"| start to ready, one static replica, s (median of {starts}) | {start_s:.2f} | 1.00 |",
-    ]
+    lines = ["| | measured | budget |", "|---|---:|---:|"]
+    ratios: dict[str, list[float]] = {}
+    for way, cpu_us in found.items():
+        pairs = zip(cpu_us[1], cpu_us[options.processes], strict=True)
+        ratios[way] = [several / single for single, several in pairs]
+        for count, values in cpu_us.items():
+            name = f"CPU per request, {way}, processes: {count}, us"
+            lines.append(f"| {name} | {statistics.median(values):.0f} | |")
+        ratio = statistics.median(ratios[way])
+        lines.append(f"| ratio, {way} (median of {rounds} pairs) | {ratio:.3f} | 1.10 |")
+    start = f"start to ready, one static replica, s (median of {starts})"
+    lines.append(f"| {start} | {statistics.median(times):.2f} | 1.00 |")
     print("\n".join(lines))
-    told = {"cpu_us": found, "ratios": ratios, "start_s": times}
+    told = {"cpu_us": found, "ratios": ratios["kept"], "mixed": ratios["mixed"], "start_s": times}
     print(write_report(options.report, told, ["\n".join(lines)]))
 
 

@@ -2,9 +2,11 @@
 
    load PORT BODIES CONNECTIONS REQUESTS [RATE SEED]   POST /v1/chat/completions
    load PORT GET PATH CONNECTIONS REQUESTS [RATE SEED]
+   load PORT KEEP BODIES CONNECTIONS REQUESTS          each connection has its own part of them
    load PORT HOLD BODIES STREAMS
 
-   BODIES is a file of bodies, each after its length (32 bits, little endian), used in order. Without
+   BODIES is a file of bodies, each after its length (32 bits, little endian), used in order; with
+   KEEP, of N connections the first one sends the first body and every Nth after it. Without
    RATE the loop is closed: a connection sends its next request when it got its answer. With RATE it
    is open: requests arrive in a Poisson process of RATE per second that follows from SEED, on more
    connections when all are busy, and their time runs from when they were due. HOLD opens streams,
@@ -37,13 +39,14 @@ typedef struct {
     char request[256];
     struct iovec out[2];
     int64_t due_us, events;
+    const char *own; /* the next body, with KEEP */
 } Connection;
 
 static int epoll, port;
 static const char *path = "/v1/chat/completions";
 static const char *bodies, *bodies_end;
 static Connection *connections[MOST_CONNECTIONS];
-static int opened, idle_count, is_hold;
+static int opened, idle_count, is_hold, is_keep, wide;
 static Connection *idle[MOST_CONNECTIONS];
 static int64_t *latencies, started, answered, failed, wanted;
 static int64_t bytes_in, events_in, reads_in, event_reads, held;
@@ -112,14 +115,22 @@ static void send_on(Connection *connection) {
     }
 }
 
+/* Return where the body after this one is. */
+static const char *after(const char *body) {
+    uint32_t length;
+    memcpy(&length, body, sizeof length);
+    return body + sizeof length + length;
+}
+
 /* Begin the next request on an idle connection. */
 static void begin(Connection *connection, int64_t due_us) {
     uint32_t length = 0;
+    const char **next = is_keep ? &connection->own : &bodies;
     if (bodies) {
-        if (bodies >= bodies_end) die("more requests than bodies");
-        memcpy(&length, bodies, sizeof length);
-        connection->out[1] = (struct iovec){(void *)(bodies + sizeof length), length};
-        bodies += sizeof length + length;
+        if (*next >= bodies_end) die("more requests than bodies");
+        memcpy(&length, *next, sizeof length);
+        connection->out[1] = (struct iovec){(void *)(*next + sizeof length), length};
+        for (int each = is_keep ? wide : 1; each-- && *next < bodies_end;) *next = after(*next);
     }
     const char *form = bodies ? "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n"
                                 "Content-Type: application/json\r\nAccept: */*\r\n"
@@ -142,7 +153,7 @@ static void finish(Connection *connection, int is_good) {
     if (is_good) latencies[answered++] = now_us() - connection->due_us;
     failed += !is_good;
     connection->state = IDLE;
-    if (rate > 0 || started == wanted) {
+    if (rate > 0 || started == wanted || (is_keep && connection->own >= bodies_end)) {
         idle[idle_count++] = connection;
     } else {
         begin(connection, now_us());
@@ -368,10 +379,11 @@ int main(int count, char **words) {
     if (count < 5) die("usage: load PORT [GET PATH | BODIES] CONNECTIONS REQUESTS [RATE SEED]");
     port = atoi(words[1]);
     is_hold = !strcmp(words[2], "HOLD");
-    int is_get = !strcmp(words[2], "GET"), at = is_get || is_hold ? 4 : 3;
+    is_keep = !strcmp(words[2], "KEEP");
+    int is_get = !strcmp(words[2], "GET"), at = is_get || is_hold || is_keep ? 4 : 3;
     if (is_get) path = words[3];
     if (!is_get) map(words[at - 1]);
-    int wide = atoi(words[at]);
+    wide = atoi(words[at]);
     wanted = is_hold || count <= at + 1 ? wide : atoll(words[at + 1]);
     if (count > at + 3) {
         rate = atof(words[at + 2]);
@@ -382,7 +394,14 @@ int main(int count, char **words) {
     epoll = epoll_create1(0);
     int timer = is_hold ? STDIN_FILENO : timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
     watch(epoll, EPOLL_CTL_ADD, timer, EPOLLIN, NULL);
-    for (int each = 0; each < wide && !is_hold; each++) idle[idle_count++] = new_connection();
+    const char *own = bodies;
+    for (int each = 0; each < wide && !is_hold; each++) {
+        idle[idle_count++] = new_connection();
+        if (!is_keep) continue;
+        if (own >= bodies_end) die("fewer bodies than connections");
+        idle[each]->own = own;
+        own = after(own);
+    }
     if (is_hold) alarm(PATIENCE_S);
     int64_t began_us = now_us();
     if (rate > 0) {
