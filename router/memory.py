@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 UNLIMITED_BYTES: Final = 1 << 60
 """Control groups of version 1 write "no limit" as a number beyond any machine's memory."""
-_STATM = Path("/proc/self/statm")
+_MOST_BYTES: Final = 256
 _V1_MOUNT = Path("memory")
+
+
+@cache
+def _statm(pid: int) -> int | None:
+    """Return a descriptor of what the system tells of a process: open, it is read again cheaply."""
+    try:
+        return os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def resident_bytes() -> int | None:
     """Return the resident memory of this process; None where the system does not tell."""
+    statm = _statm(os.getpid())
+    if statm is None:
+        return None
     try:
-        pages = int(_STATM.read_bytes().split()[1])
+        pages = int(os.pread(statm, _MOST_BYTES, 0).split()[1])
     except (OSError, ValueError, IndexError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
