@@ -101,6 +101,7 @@ class Health:
         self.settings = settings
         self._rng = rng
         self._checks: dict[ReplicaId, _Check] = {}
+        self._seen: object = None
         self._left: dict[Endpoint, _Check] = {}
         """Checks of those that left the fleet with requests of ours."""
         self.silent: dict[Endpoint, float] = {}
@@ -192,6 +193,8 @@ class Health:
 
     def _reconcile(self) -> None:
         members = self._fleet.members()
+        if members is self._seen and not self._left:
+            return
         for replica in [r for r in self._checks if r not in members]:
             self._drop(replica)
         if self._left:
@@ -204,6 +207,7 @@ class Health:
                     continue
                 self._drop(replica)
             self._checks[replica] = self._shared(member) or self._begun(member)
+        self._seen = members
 
     def _begun(self, member: Member) -> _Check:
         fresh = _Check(is_up=member.is_registered, member=member)

@@ -52,6 +52,7 @@ class Upkeep:
         self._published_version = -1
         self._generations: dict[ReplicaId, Generation | None] = {}
         self._told: dict[ReplicaId, str] = {}
+        self._seen: tuple[object, object] = (None, None)
         self._lives = LifeBook()
         if resilience is not None:
             resilience.availability.has_returned = self._has_returned
@@ -81,14 +82,22 @@ class Upkeep:
         self._know.pending.settle(self._holds, self._clock())
         if self._feedback is not None:
             self._feedback.tick(self._clock())
-        self._follow_generations()
+        self._follow_fleet()
         if self._resilience is not None:
             self._resilience.tick()
-        self._limit_guesses()
 
     def _holds(self, replica: ReplicaId, block: BlockId) -> bool:
         overlap = self._know.reader.overlap((block,)).get(replica)
         return overlap is not None and overlap.gpu_blocks > 0
+
+    def _follow_fleet(self) -> None:
+        """Look at the fleet where it changed: its snapshots are new ones then."""
+        seen = (self._know.reader.replicas(), self._fleet.members())
+        if seen[0] is self._seen[0] and seen[1] is self._seen[1]:
+            return
+        self._follow_generations()
+        self._limit_guesses()
+        self._seen = seen
 
     def _follow_generations(self) -> None:
         """Drop this router's own placements on replicas that left or began a new life."""

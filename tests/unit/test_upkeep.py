@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -22,12 +23,13 @@ from state.model import (
     ModelIdentity,
     ReplicaId,
     ReplicaRecord,
+    ReplicaState,
     RouterId,
 )
 from state.placement import Placements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, ItemsView, Mapping
 
     from router.resilience import Resilience
 
@@ -87,6 +89,31 @@ async def test_what_a_newcomer_was_sent_before_the_first_look_at_it_counts() -> 
     know.pending.of("").place(GPU, CHAIN, 0.0)
     upkeep.tick()
     assert know.pending.of("").overlap(CHAIN, 0.0) == {GPU: 2}
+
+
+async def test_a_fleet_in_which_nothing_changed_is_not_looked_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twenty times a second, of a thousand replicas: snapshots that are the same say the same."""
+    state, know, upkeep = rig()
+    looks = []
+
+    class Snapshot(UserDict[ReplicaId, ReplicaState]):
+        def items(self) -> ItemsView[ReplicaId, ReplicaState]:
+            looks.append(len(self))
+            return super().items()
+
+    await state.register(record("first"))
+    for generation in ("first", "second"):
+        await state.register(record(generation))
+        seen = Snapshot(state.reader(RouterId("me")).replicas())
+        monkeypatch.setattr(know.reader, "replicas", lambda seen=seen: seen)
+        upkeep.tick()
+        assert looks
+        looks.clear()
+        for _ in range(3):
+            upkeep.tick()
+        assert not looks
 
 
 async def test_the_bound_of_guesses_outlives_a_restart() -> None:
