@@ -9,7 +9,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check format test chaos soak-router docs docs-reference docs-metrics test-observability test-otel test-data test-kill test-helm render-helm test-drain test-page test-slowhttp test-varnish test-timing test-flood test-bugs sbom audit test-vllm \
-  test-vllm-long test-reference test-engine test-schemathesis fuzz soak \
+  test-vllm-long test-sglang test-reference test-engine test-schemathesis fuzz soak \
   gpu-check grid audit-timing bench-live bench bench-router bench-request bench-chunk bench-streams bench-history bench-processes bench-prompt bench-engine bench-tiers bench-transfer bench-check bench-profile \
   bench-publish bench-quick bench-peers bench-native bench-index bench-fleet native lock clean
 
@@ -158,6 +158,9 @@ test-vllm: $(DEV) ## Two real vLLM engines, and the worker the same way (WARMROU
 
 test-vllm-long: $(DEV) ## The same for 20 minutes of real text, restarts, resets, salts (WARMROUTE_LONG_MINUTES=20)
 	@$(BIN)/python -m pytest -m heavy -rP tests/vllm/test_long_run.py
+
+test-sglang: $(DEV) ## Two real SGLang servers on the CPU (WARMROUTE_SGLANG=/path/to/environment of tests/sglang/install.py; slow)
+	@$(BIN)/python -m pytest -m heavy -rP tests/sglang
 
 test-reference: $(DEV) ## The worker's logits beside transformers' (WARMROUTE_VLLM=/path/to/vllm; slow)
 	@$(BIN)/python -m pytest -m heavy -rP tests/reference

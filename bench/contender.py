@@ -35,8 +35,8 @@ HELD = ("exact, watched", "byte blocks, watched")
 NAMES = (NGINX, RELAY, AIOHTTP, SGLANG, VLLM, ROUGH, EXACT)
 PROXY_CORE, LOAD_CORE = 0, 1
 START_S = 120.0
-CONNECT_S = 10.0
-"""Of the router: thousands of streams that begin at once on a busy machine."""
+NGINX_CONNECTIONS = 32_768
+"""A stream takes two; a new client gets none, and is reset, where there are no more."""
 STOP_S = 3.0
 HTTP_OK = 200
 CAPACITY_TOKENS = 64_000_000
@@ -47,7 +47,7 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
 PROBE = b'{"model":"bench","messages":[{"role":"user","content":"ready?"}]}'
 NGINX_CONF = """\
 daemon off; master_process off; worker_processes 1; pid {at}/nginx.pid; error_log {at}/error.log;
-events {{ worker_connections 4096; }}
+events {{ worker_connections {most}; }}
 http {{
   access_log off;
   client_body_temp_path {at}/body; proxy_temp_path {at}/proxy; fastcgi_temp_path {at}/fastcgi;
@@ -177,13 +177,7 @@ class Field:
         replicas = [{"url": url, "kv_capacity_tokens": CAPACITY_TOKENS} for url in self._urls()]
         path = self._directory / "warmroute.yaml"
         path.write_text(
-            json.dumps(
-                {
-                    "replicas": replicas,
-                    "attend_sidecars": False,
-                    "upstream": {"connect_timeout_s": CONNECT_S},
-                }
-            ),
+            json.dumps({"replicas": replicas, "attend_sidecars": False}),
             encoding="utf-8",
         )
         return path
@@ -196,7 +190,10 @@ class Field:
         at.mkdir()
         servers = " ".join(f"server 127.0.0.1:{replica};" for replica in self._ports)
         conf = at / "nginx.conf"
-        conf.write_text(NGINX_CONF.format(at=at, servers=servers, port=port), encoding="utf-8")
+        conf.write_text(
+            NGINX_CONF.format(at=at, servers=servers, port=port, most=NGINX_CONNECTIONS),
+            encoding="utf-8",
+        )
         return ["nginx", "-p", str(at), "-e", str(at / "error.log"), "-c", str(conf)]
 
     def _peer(self, name: str, port: int) -> list[str]:

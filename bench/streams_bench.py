@@ -48,6 +48,8 @@ PROXIES = (NGINX, RELAY, AIOHTTP, ROUGH, EXACT)
 ROUTERS = (ROUGH, EXACT)
 BASIC_FILES = 64
 """Open files of a proxy besides its streams'."""
+OTHERS = 8
+"""Clients besides the streams: who reads the metrics is one."""
 LAG_PAUSE_S = 0.1
 SETTLE_S = 2.0
 MEMORY, SHARE = "KiB per open stream", "CPU per chunk, us"
@@ -72,8 +74,9 @@ QUICK = Amounts(streams=200, rounds=1, measured_s=1.0, requests=50)
 
 def files_for(streams: int) -> int:
     """Return how many open files a router needs for so many streams."""
-    files = 2 * streams + BASIC_FILES
-    while capacity_of(LimitSettings(connections=streams), files).clients.connections < streams:
+    clients = streams + OTHERS
+    files = 2 * clients + BASIC_FILES
+    while capacity_of(LimitSettings(connections=clients), files).clients.connections < clients:
         files += 64
     return files
 
@@ -87,7 +90,7 @@ def streams_possible(wanted: int) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
         return wanted
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    streams = capacity_of(LimitSettings(connections=wanted), hard).clients.connections
+    streams = capacity_of(LimitSettings(connections=wanted), hard).clients.connections - OTHERS
     print(
         f"{wanted} streams need {needed} open files in the router, and this shell allows {hard}: "
         f"{streams} are measured. As root: `ulimit -Hn {needed}` (or nofile in limits.conf, "

@@ -15,6 +15,7 @@ from msgspec import Meta, Raw, Struct
 
 from prompt.model import MAX_DEPTH, BadPromptError, Unroutable, UnroutablePromptError
 from prompt.once import OneKey, refuse_second, without_value
+from prompt.pace import rest
 
 MAX_MODEL_CHARS: Final = 256
 MAX_VALUES: Final = {"messages": 200_000, "prompt": 1_000_000}
@@ -68,16 +69,17 @@ def decoded_head(decoder: msgspec.json.Decoder[_H], body: bytes, prompt_key: One
     """
     check_text(body)
     head = decoded(decoder, body, "")
+    rest()
     model = head.model
     if not model.strip() or not model.isprintable() or len(model) > MAX_MODEL_CHARS:
         name = "model"
         raise BadPromptError(name, f"a printable name of 1 to {MAX_MODEL_CHARS} characters")
-    rest = without_value(body, prompt_key, getattr(head, prompt_key.name))
+    others = without_value(body, prompt_key, getattr(head, prompt_key.name))
     tools: Raw | None = getattr(head, TOOLS_KEY.name, None)
     if tools is not None:  # their numbers are seen when they are decoded
-        rest = without_value(rest, TOOLS_KEY, tools)
-    refuse_second(rest, (MODEL_KEY, SALT_KEY, prompt_key))
-    check_numbers(rest)
+        others = without_value(others, TOOLS_KEY, tools)
+    refuse_second(others, (MODEL_KEY, SALT_KEY, prompt_key))
+    check_numbers(others)
     return head
 
 
@@ -105,9 +107,11 @@ def check_numbers(body: bytes) -> None:
             _blame_number(body)
         return
     step = _NUMBER_SLICE_BYTES
-    starts = range(0, len(body), step)
-    if any(_HUGE_NUMBER.search(body, at, at + step + MAX_DIGITS) for at in starts):
-        _blame_number(body)
+    for at in range(0, len(body), step):
+        if _HUGE_NUMBER.search(body, at, at + step + MAX_DIGITS):
+            _blame_number(body)
+            return
+        rest()
 
 
 def _blame_number(body: bytes) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from prompt.body import value_marks
 from prompt.model import BadPromptError
+from prompt.pace import keep_pace, rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,7 @@ class Lane:
         loop = asyncio.get_running_loop()
         # Open until the thread is done, not until the client is gone: the work is what counts.
         self._open += 1
-        working = self._thread.submit(work)
+        working = self._thread.submit(_at_pace, work)
         working.add_done_callback(lambda _: call_soon(loop, self._end))
         return await asyncio.wrap_future(working, loop=loop)
 
@@ -63,6 +64,11 @@ class Lane:
     def close(self) -> None:
         """Drop what waits; running work ends by itself and its result is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _at_pace(work: Callable[[], _T]) -> _T:
+    keep_pace()
+    return work()
 
 
 def refuse_dense(body: bytes) -> None:
@@ -76,8 +82,11 @@ def refuse_dense(body: bytes) -> None:
 
 
 def _marks(body: bytes) -> int:
-    starts = range(0, len(body), _SLICE_BYTES)
-    return sum(value_marks(body[at : at + _SLICE_BYTES]) for at in starts)
+    found = 0
+    for at in range(0, len(body), _SLICE_BYTES):
+        found += value_marks(body[at : at + _SLICE_BYTES])
+        rest()
+    return found
 
 
 def _marks_outside_texts(body: bytes) -> int:
@@ -93,6 +102,7 @@ def _marks_outside_texts(body: bytes) -> int:
         outside = b"".join(parts[1::2] if is_in_text else parts[::2])
         found += value_marks(outside)
         is_in_text ^= len(parts) % 2 == 0
+        rest()
     return found
 
 

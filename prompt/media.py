@@ -25,6 +25,14 @@ _KEYS: Final[Mapping[str, str]] = {
     "input_audio": "input_audio",
 }
 """Where each kind of part has its content."""
+SHOWN_KINDS: Final[Mapping[str, str]] = {
+    "image_url": "image",
+    "input_image": "image",
+    "video_url": "video",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
+"""What vLLM calls each kind of part where a template is given parts."""
 MARK: Final = "media"
 """The key of a decoded content part that has the digest of what it stands for."""
 

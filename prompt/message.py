@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import Struct
+
 from prompt.model import TemplateFailureError, Unroutable, UnroutablePromptError
 
 if TYPE_CHECKING:
@@ -30,6 +32,12 @@ _FUNCTION_KEYS: Final = frozenset({"arguments", "name"})
 _BILLING_LINE: Final = "x-anthropic-billing-header"
 _PLAIN_KEYS: Final = ("role", "content")
 _AS_THEY_ARE: Final = frozenset({"user", "assistant"})
+
+
+class ShownMedia(Struct, frozen=True):
+    """A content part that a template is told the kind of: ``image``, ``audio`` or ``video``."""
+
+    kind: str
 
 
 def is_plain(message: dict[str, Any]) -> bool:
@@ -72,6 +80,8 @@ def _normalised(message: dict[str, Any], *, is_structured: bool) -> dict[str, An
 
 
 def _normalised_content(content: object, role: str, *, is_structured: bool) -> Any:
+    if is_structured and isinstance(content, list) and any(map(_is_media, content)):
+        return [shown for part in content for shown in _shown(part)]
     texts = _texts_of(content)
     if role == "system":
         texts = list(_without_billing_line(texts))
@@ -80,6 +90,16 @@ def _normalised_content(content: object, role: str, *, is_structured: bool) -> A
     if role == "tool":
         return "\n".join(texts)
     return [{"type": "text", "text": text} for text in texts]
+
+
+def _is_media(part: object) -> bool:
+    return isinstance(part, ShownMedia)
+
+
+def _shown(part: object) -> list[dict[str, str]]:
+    if isinstance(part, ShownMedia):
+        return [{"type": part.kind}]
+    return [{"type": "text", "text": text} for text in _texts_of([part])]
 
 
 def _assistant_fields(message: dict[str, Any]) -> dict[str, Any]:

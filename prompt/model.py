@@ -106,28 +106,39 @@ class PromptTokens:
         """The number of tokens."""
         return self._run.count if self._run is not None else len(self.packed) // TOKEN_BYTES
 
-    def chain(self, root: BlockId, block_tokens: int, chain_key: ChainKey) -> tuple[BlockId, ...]:
+    def first(self, count: int) -> bytes:
+        """Return the first ``count`` ids, packed; fewer where there are no more."""
+        if self._run is not None:
+            return self._run.first(count)
+        return self.packed[: count * TOKEN_BYTES]
+
+    def chain(
+        self, root: BlockId, block_tokens: int, chain_key: ChainKey, skipped: int = 0
+    ) -> tuple[BlockId, ...]:
         """Return the ids of all full blocks (see ``state.prefix.chain_of``).
 
-        Blocks that other prompts had before are not hashed again.
+        ``root`` is what comes before the first block, or after so many ``skipped`` ones. Blocks
+        that other prompts had before are not hashed again.
         """
         if self._run is not None:
-            return self._run.chain(root, block_tokens, chain_key)
-        return chain_of(root, self.packed, block_tokens, chain_key)
+            return self._run.chain(root, block_tokens, chain_key, skipped)
+        packed = self.packed[skipped * block_tokens * TOKEN_BYTES :] if skipped else self.packed
+        return chain_of(root, packed, block_tokens, chain_key)
 
     def chain_steps(
-        self, root: BlockId, block_tokens: int, chain_key: ChainKey
+        self, root: BlockId, block_tokens: int, chain_key: ChainKey, skipped: int = 0
     ) -> Generator[None, None, tuple[BlockId, ...]]:
         """Return what ``chain`` does, with a pause after some milliseconds of work each."""
         run = self._run
         if run is not None:
             for end in range(0, run.shared, STEP_BLOCKS * block_tokens):
-                run.run.chain(end, root, block_tokens, chain_key)
+                run.run.chain(end, root, block_tokens, chain_key, skipped)
                 yield
-            return run.chain(root, block_tokens, chain_key)
+            return run.chain(root, block_tokens, chain_key, skipped)
         step_bytes = STEP_BLOCKS * block_tokens * TOKEN_BYTES
         chain: list[BlockId] = []
-        for at in range(0, len(self.packed), step_bytes):
+        first_byte = skipped * block_tokens * TOKEN_BYTES
+        for at in range(first_byte, len(self.packed), step_bytes):
             part = self.packed[at : at + step_bytes]
             chain += chain_of(chain[-1] if chain else root, part, block_tokens, chain_key)
             yield

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from prompt.model import BadPromptError
+from prompt.pace import rest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,7 @@ class OneKey:
             raise BadPromptError(self.name, f"at most {MAX_KEYS} keys of that name in the body")
         low, high, probe = 1, len(spans), 1
         while low < high:
+            rest()
             if self._renamed(body, spans, probe).first is UNSET:
                 low = probe + 1
             else:
@@ -85,6 +87,7 @@ def refuse_second(body: bytes, keys: Sequence[OneKey]) -> None:
     has_escapes = _ESCAPE in body
     for key in keys:
         if has_escapes or body.count(key.quoted) > 1:
+            rest()
             key.refuse_second(body)
 
 

@@ -11,6 +11,7 @@ from prompt.body import MAX_MODEL_CHARS, MODEL_KEY, SALT_KEY, check_numbers, che
 from prompt.lane import LARGE_BODY_BYTES, refuse_dense
 from prompt.model import BadPromptError, ReadPrompt, Unroutable
 from prompt.once import refuse_second
+from prompt.pace import rest
 
 
 class _NamesModel(Struct, frozen=True):
@@ -32,6 +33,7 @@ def read_plain(body: bytes, *, is_json: bool) -> ReadPrompt:
     try:
         check_text(body)
         raw = decoded(_decoder, body, "").model
+        rest()
     except BadPromptError:
         if is_json:
             raise

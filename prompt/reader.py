@@ -108,6 +108,13 @@ class PromptReader:
         if isinstance(codec, PrefixCodec):
             self._prefix_codecs[id(codec)] = codec
 
+    def codec_of(self, model: str) -> Codec:
+        """Return what prompts of ``model`` are read with."""
+        codec = self._codecs.get(model)
+        if codec is None:
+            codec = self._codecs.get(self._base_of(model) or "", self._fallback)
+        return codec
+
     def digests(self) -> dict[str, str]:
         """Return the digest of each model's own codec."""
         return {model: codec.digest for model, codec in self._codecs.items()}
@@ -146,9 +153,7 @@ class PromptReader:
         else:
             read = _read(path, body, self._turns, self._passages)
         call = read.call
-        codec = self._codecs.get(call.model)
-        if codec is None:
-            codec = self._codecs.get(self._base_of(call.model) or "", self._fallback)
+        codec = self.codec_of(call.model)
         unroutable = call.unroutable
         prompts: tuple[PromptTokens, ...] = ()
         media: MediaPrompt | None = None

@@ -73,16 +73,19 @@ class TokenRun:
         return self.kept(first, end)
 
     def chain(
-        self, count: int, root: BlockId, block_tokens: int, chain_key: ChainKey
+        self, count: int, root: BlockId, block_tokens: int, chain_key: ChainKey, skipped: int = 0
     ) -> list[BlockId]:
-        """Return the ids of the full blocks among the first ``count`` tokens; a new list."""
-        first = self._base // block_tokens
+        """Return the ids of the full blocks among the first ``count`` tokens; a new list.
+
+        ``root`` is what comes before the first block, or after so many ``skipped`` ones.
+        """
+        first = max(self._base // block_tokens, skipped)
         key = (root, block_tokens, chain_key)
         known = self._chains.get(key)
         inherited: list[BlockId] = []
         if self._parent is not None:
             inherited = self._parent.chain(
-                min(count, first * block_tokens), root, block_tokens, chain_key
+                min(count, first * block_tokens), root, block_tokens, chain_key, skipped
             )
         if known is None:
             if len(self._chains) >= MAX_CHAINS:
@@ -118,11 +121,19 @@ class RunTokens:
         """Return all ids, packed."""
         return self.run.packed(0, self.shared) + self.rest
 
-    def chain(self, root: BlockId, block_tokens: int, chain_key: ChainKey) -> tuple[BlockId, ...]:
-        """Return the ids of all full blocks."""
-        blocks = self.run.chain(self.shared, root, block_tokens, chain_key)
-        begin = len(blocks) * block_tokens
-        rest = self.run.packed(begin, self.shared) + self.rest
+    def first(self, count: int) -> bytes:
+        """Return the first ``count`` ids, packed; fewer where there are no more."""
+        packed = self.run.packed(0, min(count, self.shared))
+        return packed + self.rest[: max(0, count - self.shared) * TOKEN_BYTES]
+
+    def chain(
+        self, root: BlockId, block_tokens: int, chain_key: ChainKey, skipped: int = 0
+    ) -> tuple[BlockId, ...]:
+        """Return the ids of all full blocks but for the ``skipped`` first ones."""
+        blocks = self.run.chain(self.shared, root, block_tokens, chain_key, skipped)
+        begin = (skipped + len(blocks)) * block_tokens
+        rest = self.rest[max(0, begin - self.shared) * TOKEN_BYTES :]
+        rest = self.run.packed(begin, self.shared) + rest
         parent = blocks[-1] if blocks else root
         return (*blocks, *chain_of(parent, rest, block_tokens, chain_key))
 
@@ -139,11 +150,16 @@ class CountedTokens(RunTokens):
         """Raise LookupError."""
         raise LookupError(_LET_GO)
 
+    def first(self, count: int) -> bytes:  # noqa: ARG002 - as of what has ids
+        """Raise LookupError."""
+        raise LookupError(_LET_GO)
+
     def chain(
         self,
         root: BlockId,  # noqa: ARG002 - as of what has ids
         block_tokens: int,  # noqa: ARG002
         chain_key: ChainKey,  # noqa: ARG002
+        skipped: int = 0,  # noqa: ARG002
     ) -> tuple[BlockId, ...]:
         """Raise LookupError."""
         raise LookupError(_LET_GO)

@@ -67,6 +67,11 @@ class TokenizerCodec:
             raise UnroutablePromptError(Unroutable.NO_TEMPLATE)
         return template.render(messages, tools, options=options)
 
+    def takes_parts(self, tools: list[dict[str, Any]] | None) -> bool:
+        """Return whether the template of such a chat is given the parts of a content."""
+        template = self._templates.get(self._template_name(tools))
+        return template is not None and template.is_structured
+
     def chat_tokens(
         self,
         messages: list[dict[str, Any]],

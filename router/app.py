@@ -35,11 +35,13 @@ from router.metrics import Metrics
 from router.mint import Mint
 from router.operator import open_live, page_routes
 from router.proxy import Proxy, ProxyParts
+from router.public_prefix import open_public
 from router.quota import open_quotas, placements_of
 from router.recording import open_recording
 from router.replica_view import FleetView, ViewParts
 from router.resilience import Resilience, ResilienceParts
 from router.saving import open_savings
+from router.sealed_state import SealCounts
 from router.shadow_policy import open_shadow
 from router.supervisor.share import share_of
 from router.token_source import TokenSource, TokenSourceParts
@@ -116,6 +118,7 @@ class App:
         self.feedback = Feedback(self.know, clock, Diagnoses(time.time), reader.clears)
         self.metrics = Metrics()
         self.metrics.registry.register(self.discovery.directory)
+        self.metrics.registry.register(SealCounts(reader.guard))
         self.resilience = self._build_resilience(jitter)
         self.upkeep = Upkeep(
             self.know, self.fleet, config.placements.guess_s, clock, self.feedback, self.resilience
@@ -208,6 +211,7 @@ class App:
                 registry=self.metrics.registry,
                 clock=time.monotonic,
                 rng=rng,
+                standing=lambda: (self.reader.rank, self.reader.routers),
             )
         )
 
@@ -227,7 +231,7 @@ class App:
         )
 
     def _build_chooser(self, seed: int) -> Chooser:
-        return Chooser(
+        chooser = Chooser(
             self.know,
             self.config.policy,
             keys=self.keys,
@@ -235,6 +239,8 @@ class App:
             clock=time.monotonic,
             kv_transfer=self.config.kv_transfer,
         )
+        chooser.outlook.public = open_public(self.config, self.prompts)
+        return chooser
 
     def _build_entrance(self) -> Entrance:
         return Entrance(

@@ -11,6 +11,7 @@ from router.error import ReplicaBusyError, ReplicaError
 from router.exchange import BUSY_STATUSES
 from router.forecast import credits_of, promised_tokens
 from router.long_answer import lighten
+from router.packed_look import unpack
 from router.relay import LeftAfterEndError, RelayRequest, relay
 from router.retry import BUSY_WAIT_S
 from router.server import DONE_PATHS
@@ -119,6 +120,7 @@ class Attempts:
         lane: Lane | None,
     ) -> None:
         """Account the attempt that has ended."""
+        unpack(choice)
         if span is not None and call.spans is not None:
             told = attempt_attributes(choice, NAMES[outcome], call.ttft_s)
             error = None if outcome is Outcome.DONE else reason
@@ -179,11 +181,12 @@ class Attempts:
             may_replay=self._parts.recovery.may_replay,
             first_byte_timeout_s=first_byte_timeout_s,
             kv_source=choice.kv_source.endpoint if choice.kv_source is not None else None,
+            mark=choice.mark,
             rank=choice.member.rank,
             lines=lines,
             lane=lane,
             on_long=lambda: lighten(
-                call, request, self._parts.quarantine, keeps_ids=self._keeps_ids()
+                call, request, choice, self._parts.quarantine, keeps_ids=self._keeps_ids()
             ),
         )
 

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 RESERVED: Final = 48
 """Open files that are no connection of a client or an operator."""
 OPERATORS_LEAST: Final = 8
+OPERATORS_MOST: Final = 256
+"""Beyond that many, which no operators need, files are the clients'."""
 OPERATORS_SHARE: Final = 16
 """One in so many open files may be an operator's connection, and one, or ``SHED_MOST`` of them, a
 client's that is told that there are too many."""
@@ -66,7 +68,7 @@ def open_files_most() -> int:
 
 def capacity_of(limits: LimitSettings, open_files: int) -> Capacity:
     """Return the limits with as many connections as fit."""
-    operators = max(OPERATORS_LEAST, open_files // OPERATORS_SHARE)
+    operators = min(OPERATORS_MOST, max(OPERATORS_LEAST, open_files // OPERATORS_SHARE))
     shed = min(SHED_MOST, open_files // OPERATORS_SHARE)
     clients = max(1, (open_files - RESERVED - operators - shed) // 2)
     if clients < limits.connections:

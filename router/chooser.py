@@ -14,6 +14,7 @@ from policies.hot import NO_HEAT, Arrival
 from policies.model import Decision, ReplicaView, RoutingRequest
 from policies.prefill import PrefillCost
 from prompt.model import ReadPrompt
+from router.branch import Branch, sharing
 from router.concurrency import ReplicaLimits
 from router.ejection import Probe
 from router.evidence import Learned
@@ -22,7 +23,8 @@ from router.footprint import Footprint, Footprints
 from router.forecast import Forecast
 from router.kv_source import KvTransferSettings, kv_source
 from router.outlook import BYTES_PER_TOKEN as BYTES_PER_TOKEN
-from router.outlook import Branch, Outlook
+from router.outlook import Outlook
+from router.packed_look import PackedLook
 from router.shadow import place_shadows
 from router.split import CANDIDATE, Assigned, Side
 from router.trial import DecidedBy as DecidedBy
@@ -32,6 +34,7 @@ from state.lease import Lease
 from state.model import ReplicaId, Rung
 from state.placement import Placement, Placements, tip_of
 from state.prefix import namespace_of
+from state.public import PublicMark
 from state.speed import Speeds
 from state.store import Question
 
@@ -101,7 +104,7 @@ class Choice(Struct):
     ``is_told``: the engine's events will tell what becomes of the prompt. ``shadows``: placements
     of its bytes, of which no event tells. ``kv_source``: whom the replica shall ask for the prefix.
     ``due_ms``: when the first byte is due at speed 1; None where it says nothing about speed.
-    ``probe`` is its place on a replica in probation.
+    ``probe`` is its place on a replica in probation. ``mark`` tells the replica what is public.
     """
 
     member: Member
@@ -123,6 +126,9 @@ class Choice(Struct):
     """Requests on the replica when it was chosen, with this one; counted where there are limits."""
     decided_by: DecidedBy | None = None
     side: Side | None = None
+    mark: PublicMark | None = None
+    packed: PackedLook | None = None
+    """``views`` and the decision's candidates, while an answer goes on for long."""
 
     def first_byte(self, now_s: float) -> None:
         """Note that the prompt is computed: the engine's events are about to tell."""
@@ -250,9 +256,9 @@ class Chooser:
                 branch = self.outlook.branch(routed, member)
                 asked.setdefault(id(branch), (branch, []))[1].append(member.replica)
         return [
-            Question(namespace=namespace_of(branch.identity), chain=chain, replicas=tuple(replicas))
+            Question(namespace=namespace_of(identity), chain=chain, replicas=tuple(replicas))
             for branch, replicas in asked.values()
-            for chain in branch.chains
+            for identity, chain in branch.runs()
         ]
 
     def peek(self, routed: Routed, candidates: Sequence[Member]) -> Decision | None:
@@ -298,7 +304,7 @@ class Chooser:
         footprint = self._occupy(routed, member, branch)
         choice = Choice(member, decision, lease, book, placements, footprint, is_told, shadows)
         choice.request, choice.views = request, views
-        choice.decided_by = decided_by
+        choice.decided_by, choice.mark = decided_by, branch.mark
         choice.side = routed.assigned.side if routed.assigned is not None else None
         if know.limits is not None:
             choice.limits, choice.inflight = know.limits, know.limits.began(member.replica)
@@ -346,7 +352,7 @@ class Chooser:
         if not routed.is_observed and routed.prompt.prompts:
             # Once per request: a second try is no second arrival.
             routed.is_observed = True
-            routed.arrival = self._observe(routed, candidates, branch, now_s)
+            routed.arrival = self._observe(routed, candidates, now_s)
         request = RoutingRequest(
             routed.ordinal,
             self.seed,
@@ -377,12 +383,10 @@ class Chooser:
             output_tokens * prompt.choices,
         )
 
-    def _observe(
-        self, routed: Routed, candidates: Sequence[Member], branch: Branch, now_s: float
-    ) -> Arrival:
+    def _observe(self, routed: Routed, candidates: Sequence[Member], now_s: float) -> Arrival:
+        branch, replicas = sharing(self.outlook, routed, candidates)
         chains = branch.chains
         longest = chains[0] if len(chains) == 1 else max(chains, key=len)
-        replicas = [member.replica for member in candidates]
         block_tokens = branch.identity.block_tokens // (1 if routed.is_exact else BYTES_PER_TOKEN)
         return self._know.heat.observe(longest, routed.prompt_tokens, replicas, now_s, block_tokens)
 

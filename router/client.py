@@ -339,8 +339,11 @@ class ClientConnection(asyncio.Protocol):
         self.transport.abort()  # also where it is closing, and waits for the client to read
 
     def lighten(self) -> None:
-        """Let go of what the request at hand came in, while its answer goes on."""
+        """Let go of what the request came in, and of the timer, while its answer goes on."""
         self._intake.lighten()
+        if self._timer is not None and not self._is_answered and not self._is_reading_paused:
+            self._timer.cancel()
+            self._timer = None
 
     def stop(self) -> None:
         """Let the answer to the open request be the last one."""

@@ -31,6 +31,7 @@ from router.health_setting import HealthSettings
 from router.hedge_setting import HedgeSettings
 from router.kv_source import KvTransferSettings
 from router.placement_setting import PlacementSettings
+from router.public_setting import PublicPrefixes, public_fault
 from router.quarantine import QuarantineSettings
 from router.recording import RecordingSettings, recording_fault
 from router.registration_setting import RegistrationSettings, registration_fault
@@ -190,6 +191,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ``attend_sidecars``: run the sidecar of each of ``replicas`` whose engine publishes KV events,
     where nobody else does. ``socket_mode``: who may connect to a listener at ``unix:/path``.
     ``processes``: so many share the work, the listeners and every limit; see docs/processes.md.
+    ``sealed_state``: see docs/state.md.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -225,7 +227,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     receipts: bool = False
     tenants: tuple[TenantSettings, ...] = ()
     groups: tuple[Label, ...] = ()
+    public_prefixes: PublicPrefixes = ()
     deployment_key_file: str | None = None
+    sealed_state: Literal["accept", "require"] = "accept"
     tenants_state_file: str | None = None
     audit_log: str | None = None
     settings_file: str | None = None
@@ -383,8 +387,10 @@ def _check_replicas(config: Config) -> None:
 
 def _check_tenants(config: Config) -> None:
     fault = tenant_fault(config.tenants, config.groups)
-    if config.tenants and config.deployment_key_file is None:
-        fault = fault or "deployment_key_file: expected the path of a key, as there are tenants"
+    fault = fault or public_fault(config.public_prefixes, config.tenants)
+    why = "there are tenants" if config.tenants else "sealed_state is require"
+    if config.deployment_key_file is None and (config.tenants or config.sealed_state == "require"):
+        fault = fault or f"deployment_key_file: expected the path of a key, as {why}"
     if fault is not None:
         raise ConfigError(fault)
 

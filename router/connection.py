@@ -23,6 +23,7 @@ from router.error import (
 )
 from router.header import Framing, body_framing
 from router.reply_head import ReplyHead, ReplyHeaders
+from router.reply_parser import NO_PARSER, parser_of_chunks
 from state.tls import said
 
 if TYPE_CHECKING:
@@ -186,6 +187,12 @@ class UpstreamConnection(asyncio.Protocol):
             if self.transport is not None and not self.transport.is_closing():
                 self.transport.resume_reading()
 
+    def lighten(self) -> None:
+        """Let go of the parser, where what comes begins a chunk: it is made again when needed."""
+        if self._sink is not None and self._to_chunk == 0 and self._parser is not NO_PARSER:
+            self._will_keep_alive = self._parser.should_keep_alive()
+            self._parser = NO_PARSER
+
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -225,6 +232,8 @@ class UpstreamConnection(asyncio.Protocol):
         is_first, self._has_answered = not self._has_answered, True
         if self._to_chunk >= 0:
             self._to_chunk = next_chunk(data, self._to_chunk)
+        if self._parser is NO_PARSER:
+            self._parser = parser_of_chunks(self, keeps_alive=self._will_keep_alive)
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from policies.draw import draw_below
 from policies.model import Decision, ReplicaView, RoutingRequest
 from router.adapter import announced_of
+from router.branch import branch_under
 from router.line_log import LineLog
 from router.log_file import LogFile
 from router.outlook import BYTES_PER_TOKEN
@@ -265,10 +266,10 @@ def logged_prompts(choice: Choice, routed: Routed) -> tuple[int, tuple[LoggedPro
     """Return the tokens of a block of the chosen replica, and each prompt's blocks by their ids."""
     announced = announced_of(routed, choice.member) if routed.is_exact else None
     units = 1 if routed.is_exact else BYTES_PER_TOKEN
-    for branch in routed.branches:
-        if branch.announced == announced:
-            prompts = zip(routed.prompt.prompts, branch.chains, strict=True)
-            return branch.identity.block_tokens // units, tuple(
-                LoggedPrompt(prompt.count // units, b"".join(chain)) for prompt, chain in prompts
-            )
-    return None
+    branch = branch_under(routed, announced, choice.mark)
+    if branch is None:
+        return None
+    prompts = zip(routed.prompt.prompts, branch.chains, strict=True)
+    return branch.identity.block_tokens // units, tuple(
+        LoggedPrompt(prompt.count // units, b"".join(chain)) for prompt, chain in prompts
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from state.scope_book import EpochBook, ended_names
 from state.scope_epoch import EpochCodec
 from state.scope_file import EpochFile, ScopeFileError
 from state.scope_purge import Purged, purge_namespaces
+from state.seal import Seal
 from state.secret import engine_salt
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ class ScopeEpochs:
         clock: Callable[[], float],
     ) -> None:
         self._secret = secret
+        self._seal = Seal(secret, time.time)
         self._file = file
         self.state_url = state_url
         self._settings = RedisSettings(
@@ -218,7 +221,7 @@ class ScopeEpochs:
         }
         client = command_client(self._settings)
         try:
-            purged = await purge_namespaces(client, self.view.replicas(), namespaces)
+            purged = await purge_namespaces(client, self.view.replicas(), namespaces, self._seal)
         except STORE_ERRORS as error:
             self._note(f"ended scopes stay in the index for now: {describe(error)}")
             return None

@@ -315,11 +315,10 @@ class Exchange:
         """
         if self.first_byte_s is None or now_s - self._sent_s - self.first_byte_s < LONG_S:
             return False
-        outbound = self._outbound
-        self.head = self.added = outbound.body = b""
-        outbound.lines = None
-        if outbound.on_long is not None:
-            outbound.on_long()
+        self.head = self.added = b""
+        self._outbound.lighten()
+        if self._connection is not None:
+            self._connection.lighten()
         return True
 
     # Endings.

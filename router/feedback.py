@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from router.adapter import announced_of
+from router.branch import branch_under
 from router.forecast import forecast_of, ground_of
 from router.outlook import BYTES_PER_TOKEN
 from router.token_source import has_other_length
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from router.account import Call
+    from router.branch import Branch
     from router.chooser import Choice, Knowledge, Routed
     from router.diagnosis import Diagnoses
     from router.forecast import Forecast
     from router.observer import Usage
-    from router.outlook import Branch
     from router.trust import TrustRow
     from state.model import BlockId, ReplicaId
 
@@ -171,4 +172,5 @@ class Feedback:
 def _branch(routed: Routed, choice: Choice) -> Branch:
     """Return the chains that were looked up for the chosen replica."""
     announced = announced_of(routed, choice.member) if routed.is_exact else None
-    return next(branch for branch in routed.branches if branch.announced == announced)
+    found = branch_under(routed, announced, choice.mark)
+    return routed.branches[0] if found is None else found

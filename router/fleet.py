@@ -42,7 +42,8 @@ class Member(Struct, frozen=True, kw_only=True):
     Members of one table whose ``identity`` is equal share the object. It is None for a configured
     replica, whose models are what its own ``/v1/models`` answers. ``is_registered``: a sidecar
     vouches for it; ``has_events``: and tells what it holds. ``can_fetch``: its engine takes KV
-    pages from another one, and gives them. ``rank``: it is one of several behind ``endpoint``.
+    pages from another one, and gives them. ``salts_tails``: it is told what of a prompt is public,
+    and keeps apart by its salt what follows. ``rank``: it is one of several behind ``endpoint``.
     ``adapters`` has what the chains of each adapter start from that the replica has loaded.
     ``source``: who told of it.
     """
@@ -56,6 +57,7 @@ class Member(Struct, frozen=True, kw_only=True):
     is_draining: bool = False
     capacity_tokens: int | None = None
     can_fetch: bool = False
+    salts_tails: bool = False
     rank: int | None = None
     adapters: Mapping[str, ModelIdentity] = NONE
     source: str = "configured"
@@ -113,6 +115,7 @@ def registered_member(
         is_draining=record.is_draining,
         capacity_tokens=None if capacity is None else capacity * record.page_tokens,
         can_fetch=record.can_fetch,
+        salts_tails=record.salts_tails,
         rank=record.rank,
         adapters=(adapters or Adapters()).of(record),
         source="registered",

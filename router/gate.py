@@ -24,10 +24,11 @@ from router.metrics import Counts
 from router.reply import error_response
 from router.salt import salt_field, salted
 from router.server import FORM_PATHS
+from router.session import scoped_session
 from router.tally import Tally
 from router.tenant import FirstEpoch, Tenant, keys_of, tenant_of
 from router.user import user_of
-from state.secret import SecretError, engine_salt, read_deployment_key
+from state.secret import SecretError, derived, engine_salt, read_deployment_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -47,6 +48,7 @@ OPERATOR_PATHS: Final = frozenset({"/metrics"})
 """Sums over all tenants: not for clients."""
 UNSALTED_PATHS: Final = FORM_PATHS
 """No engine takes a salt there."""
+_SESSION_TAG: Final = b"warmroute session\0"
 _NOBODY: Final = bytes(hashlib.sha256().digest_size)
 _UNKNOWN: Final = "API key: expected a known one, in Authorization: Bearer or in X-Api-Key"
 
@@ -103,6 +105,7 @@ class Gate:
         processes: int = 1,
     ) -> None:
         self._secret = secret
+        self._session_key = derived(secret, _SESSION_TAG)
         self._epochs = epochs or FirstEpoch()
         self._unix_clock = unix_clock
         self._known: dict[bytes, _Known] = {}
@@ -152,13 +155,13 @@ class Gate:
         if tenant.is_by_user:
             user = user_of(path, body)
             if user is not None:  # nothing is kept: there may be any number of them
-                salt = engine_salt(self._secret, tenant.scope, epoch, user)
-                return salted(body, salt_field(salt))
+                field = salt_field(engine_salt(self._secret, tenant.scope, epoch, user))
+                return salted(scoped_session(body, self._session_key, field), field)
         known = self._fields.get(tenant.scope)
         if known is None or known[0] != epoch:
             field = salt_field(engine_salt(self._secret, tenant.scope, epoch))
             known = self._fields[tenant.scope] = (epoch, field)
-        return salted(body, known[1])
+        return salted(scoped_session(body, self._session_key, known[1]), known[1])
 
     def salt_of(self, scope: str) -> str:
         """Return the present salt of a scope, as its tenants' requests have it."""

@@ -14,9 +14,12 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Literal
 
 from router.error import ClientError, ReplicaProtocolError
+from state.public import PUBLIC_PREFIX_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from state.public import PublicMark
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
 """Header names and values as received."""
@@ -85,6 +88,7 @@ NAMES_CLIENT = frozenset(
         b"x-api-key",
         b"x-cache-salt",
         b"x-org-id",
+        b"x-session-id",
         b"x-tenant",
         b"x-tenant-id",
         b"x-user",
@@ -198,6 +202,11 @@ def key_line(api_key: str | None) -> bytes:
 def kv_source_line(authority: str) -> bytes:
     """Return the line that names the engine at ``authority``, a checked ``host:port``."""
     return b"%b: http://%b\r\n" % (KV_SOURCE_NAME, authority.encode("ascii"))
+
+
+def public_line(mark: PublicMark) -> bytes:
+    """Return the line that tells an engine what of a prompt is public."""
+    return f"{PUBLIC_PREFIX_HEADER}: {mark.value}\r\n".encode("ascii")
 
 
 def rank_line(rank: int) -> bytes:

@@ -48,6 +48,10 @@ HTTP_OK = 200
 HTTP_ERROR = 500
 LAGS_KEPT: Final = 64
 """So many of the last measurements of the loop's lateness are kept, some seconds' worth."""
+FIRST_TIMES: Final = 3.0
+"""So many times ``timeout_s`` may a check take where the replica's own time is not known."""
+USUAL_TIMES: Final = 2.0
+"""So many times as long as usual may a check take, and ``timeout_s`` more."""
 LATE_SHARE: Final = 0.25
 """A check does not count that ran out of time while the loop was late for this part of it."""
 REFUSED: Final = "refused a connection"
@@ -76,6 +80,8 @@ class _Check:
     failures: int = 0
     timeouts: int = 0
     """So many of the last checks in a row ran out of time."""
+    usual_s: float | None = None
+    """The shortest good check since it came up: SGLang computes a token for each, in 1 s."""
     successes: int = 0
     checks: int = 0
     models: frozenset[str] = frozenset()
@@ -153,6 +159,7 @@ class Health:
             was_up, check.is_up = check.is_up, False
             check.is_answering = False
             check.reason = REFUSED
+            check.usual_s = None
             check.successes = 0
             check.hurry.set()
             if was_up:
@@ -260,7 +267,8 @@ class Health:
 
         Refresh its model list now and then.
         """
-        timeout_s = self.settings.timeout_s
+        timeout_s = self._allowed_s(check)
+        began_s = asyncio.get_running_loop().time()
         try:
             status, _, _ = await fetch(member.endpoint, "/health", self._pool, timeout_s)
             check.is_answering = True
@@ -268,8 +276,10 @@ class Health:
             if status >= HTTP_ERROR:
                 self._meet(check, f"/health answered {status}")
                 return False
+            took_s = asyncio.get_running_loop().time() - began_s
+            check.usual_s = min(took_s, check.usual_s or took_s)
             if not check.models or check.checks % MODELS_EVERY_CHECKS == 0:
-                await self._learn_models(member, check, timeout_s)
+                await self._learn_models(member, check, self.settings.timeout_s)
         except NoDescriptorError:
             return None
         except (ReplicaTimeoutError, ReplicaConnectTimeoutError) as error:
@@ -289,6 +299,13 @@ class Health:
         is_good = member.is_registered or bool(check.models)
         self._meet(check, None if is_good else "/v1/models names no model")
         return is_good
+
+    def _allowed_s(self, check: _Check) -> float:
+        """Return how long the next check may take."""
+        timeout_s = self.settings.timeout_s
+        if check.usual_s is None:
+            return FIRST_TIMES * timeout_s
+        return timeout_s + USUAL_TIMES * check.usual_s
 
     def _meet(self, check: _Check, fault: str | None) -> None:
         """Note what a check met with; tell of it when it is news."""
@@ -331,6 +348,7 @@ class Health:
             _log.info("replica %s is up", member.replica)
         else:
             check.reason = FAILED
+            check.usual_s = None  # who comes back there may be another
             _log.warning("replica %s is down: %d checks failed", member.replica, check.failures)
         self.on_change()
 

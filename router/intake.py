@@ -142,10 +142,11 @@ class Intake:
             self._parse(data)
 
     def lighten(self) -> None:
-        """Forget the body of the request at hand, and the parser until something comes."""
+        """Forget head and body of the request at hand, and the parser until something comes."""
         request = self.request
         if request is not None and request.is_complete:
             self._bodies.held_bytes -= request.let_body_go()
+            self._known = self._known_key = self._last_head = self._repeated = None
             if self._incoming is None and not self._head_bytes:
                 self._parser = _NO_PARSER
 

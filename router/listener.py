@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from router.client import Handler
     from router.tls import ListenerContext
 
-BACKLOG = 1024
+BACKLOG: Final = 16_384
+"""So many may wait to be accepted: all clients come at once when a router begins again. The system
+keeps no more than its own bound (Linux: ``net.core.somaxconn``, 4,096). Beyond it a TCP client
+tries again a second later, and one of a Unix socket fails.
+"""
 CLOSE_S = 0.5
 SOCKET_MODE: Final = 0o600
 PROBE_S: Final = 1.0

@@ -7,26 +7,30 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from policies.view import Facts, Warmth, view_of
 from router.adapter import announced_of
+from router.branch import Branch, identity_of, overlap_across
 from router.forecast import Forecast, credited, ground_of
 from router.media import held_heads, raised
 from router.rank import is_reached
-from router.shadow import approximate_identity
 from router.trust import BookKey
 from state.model import BlockId, ModelIdentity, Overlap, ReplicaId
 from state.placement import told_blocks
-from state.prefix import cached_tokens, chain_root, salt_scope
+from state.prefix import cached_tokens, chain_of, chain_root, tail_root
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from policies.model import ReplicaView
+    from prompt.model import PromptTokens
+    from router.branch import PublicPart
     from router.chooser import Knowledge, Routed
     from router.fleet import Member
+    from router.public_prefix import PublicPrefixes
     from state.model import Tip
+    from state.public import PublicMark
     from state.secret import ChainKeys
 
 BYTES_PER_TOKEN = 4
@@ -37,14 +41,6 @@ NOTHING: Mapping[ReplicaId, int] = MappingProxyType({})
 NOBODY: frozenset[ReplicaId] = frozenset()
 NOBODY_HOLDS: Mapping[ReplicaId, Overlap] = MappingProxyType({})
 NO_WARMTH = Warmth()
-
-
-class Branch(Struct, frozen=True):
-    """The chains of a request's prompts on replicas that announce ``announced``."""
-
-    announced: ModelIdentity | None
-    identity: ModelIdentity
-    chains: tuple[tuple[BlockId, ...], ...]
 
 
 _Found: TypeAlias = tuple[
@@ -70,6 +66,8 @@ class Outlook:
         self._know = know
         self.keys = keys
         self._roots: dict[ModelIdentity, BlockId] = {}
+        self.public: PublicPrefixes | None = None
+        self._heads: dict[tuple[ModelIdentity, PublicMark], tuple[BlockId, ...]] = {}
 
     @staticmethod
     def is_told(routed: Routed, member: Member) -> bool:
@@ -78,18 +76,22 @@ class Outlook:
 
     def branch(self, routed: Routed, member: Member) -> Branch:
         """Return the chains of this request on ``member``, made once per announced identity."""
+        opens = False
         if routed.is_exact:
             announced = announced_of(routed, member)
+            opens = self.public is not None and member.salts_tails
         elif routed.branches:
             return routed.branches[0]  # of bytes, which are the same for all
         else:
             announced = None
         for branch in routed.branches:
-            if branch.announced is announced:
+            if branch.announced is announced and branch.opens is opens:
                 return branch
-        for branch in routed.branches:
-            if branch.announced == announced:
-                return branch
+        known = self._known(routed, announced, opens=opens)
+        if known is not None:
+            return known
+        if opens:
+            return self._opened(routed, announced)
         identity = identity_of(routed, announced)
         root, key = self.root(identity), self.keys.of(identity.scope)
         prompts = routed.prompt.prompts
@@ -98,25 +100,96 @@ class Outlook:
         routed.branches.append(branch)
         return branch
 
+    def _opened(self, routed: Routed, announced: ModelIdentity | None) -> Branch:
+        """Make the chains where what follows a public prefix is salted, and no more."""
+        begun = self._begun(routed, announced, opens=True)
+        identity, key = begun.identity, self.keys.of(begun.identity.scope)
+        chains = tuple(
+            [
+                head + tokens.chain(root, identity.block_tokens, key, len(head))
+                for tokens, head, root in self._starts(routed, begun)
+            ]
+        )
+        branch = structs.replace(begun, chains=chains)
+        routed.branches.append(branch)
+        return branch
+
     async def prepare(self, routed: Routed, members: Iterable[Member]) -> None:
         """Make the branches of a very long prompt, with turns for others in between."""
         for member in members:
             announced = announced_of(routed, member) if routed.is_exact else None
-            if any(branch.announced == announced for branch in routed.branches):
+            opens = routed.is_exact and self.public is not None and member.salts_tails
+            if self._known(routed, announced, opens=opens) is not None:
                 continue
-            identity = identity_of(routed, announced)
-            root, key = self.root(identity), self.keys.of(identity.scope)
+            begun = self._begun(routed, announced, opens=opens)
+            identity, key = begun.identity, self.keys.of(begun.identity.scope)
             chains = []
-            for tokens in routed.prompt.prompts:
-                steps = tokens.chain_steps(root, identity.block_tokens, key)
+            for tokens, head, root in self._starts(routed, begun):
+                steps = tokens.chain_steps(root, identity.block_tokens, key, len(head))
                 while True:
                     try:
                         next(steps)
                     except StopIteration as end:
-                        chains.append(end.value)
+                        chains.append(head + end.value)
                         break
                     await asyncio.sleep(0)
-            routed.branches.append(Branch(announced, identity, tuple(chains)))
+            routed.branches.append(structs.replace(begun, chains=tuple(chains)))
+
+    def _known(
+        self, routed: Routed, announced: ModelIdentity | None, *, opens: bool
+    ) -> Branch | None:
+        """Return the chains that were made for such replicas, or for others that have the same."""
+        for branch in routed.branches:
+            if branch.announced != announced:
+                continue
+            if branch.opens is opens:
+                return branch
+            if branch.part is None and not (opens and self._part(routed, branch.identity)):
+                twin = structs.replace(branch, opens=opens)
+                routed.branches.append(twin)
+                return twin
+        return None
+
+    def _begun(self, routed: Routed, announced: ModelIdentity | None, *, opens: bool) -> Branch:
+        """Return a branch without its chains yet."""
+        identity = identity_of(routed, announced)
+        part = self._part(routed, identity) if opens else None
+        if part is None:
+            return Branch(announced, identity, (), opens)
+        cuts = [part.blocks if part.is_start_of(tokens) else 0 for tokens in routed.prompt.prompts]
+        return Branch(announced, identity, (), opens, part, tuple(cuts))
+
+    def _part(self, routed: Routed, identity: ModelIdentity) -> PublicPart | None:
+        """Return what of the prompts all tenants may share; what has no salt, all share anyway."""
+        if self.public is None or not identity.scope:
+            return None
+        return self.public.part_of(routed.prompt, identity.block_tokens, identity.model)
+
+    def _starts(
+        self, routed: Routed, begun: Branch
+    ) -> Iterator[tuple[PromptTokens, tuple[BlockId, ...], BlockId]]:
+        """Yield each prompt, its public blocks, and what comes before the others."""
+        root, part, prompts = self.root(begun.identity), begun.part, routed.prompt.prompts
+        if part is None:
+            for tokens in prompts:
+                yield tokens, (), root
+            return
+        head, scope = self._head(begun.identity, part), begun.identity.scope
+        tail = tail_root(head[-1], scope, self.keys.of(scope))
+        for tokens, cut in zip(prompts, begun.cuts, strict=True):
+            yield (tokens, head, tail) if cut else (tokens, (), root)
+
+    def _head(self, identity: ModelIdentity, part: PublicPart) -> tuple[BlockId, ...]:
+        """Return the public blocks, which are the same whoever asks."""
+        public = structs.replace(identity, scope="")
+        head = self._heads.get((public, part.mark))
+        if head is None:
+            if len(self._heads) >= ROOTS_KEPT:
+                self._heads.clear()
+            root, key = self.root(public), self.keys.of("")
+            head = chain_of(root, part.packed, identity.block_tokens, key)
+            self._heads[public, part.mark] = head
+        return head
 
     def root(self, identity: ModelIdentity) -> BlockId:
         """Return what the chains of ``identity`` start from."""
@@ -200,7 +273,11 @@ class Outlook:
         finds: list[_Found] = []
         for prompt, chain in zip(routed.prompt.prompts, branch.chains, strict=True):
             # Events tell of tokens: of bytes there is nothing to ask.
-            resident = know.reader.overlap(chain) if routed.is_exact else NOBODY_HOLDS
+            resident = NOBODY_HOLDS
+            if branch.part is not None:
+                resident = overlap_across(know.reader, chain, branch.cuts[len(finds)])
+            elif routed.is_exact:
+                resident = know.reader.overlap(chain)
             finds.append(
                 (
                     prompt.count,
@@ -311,13 +388,3 @@ def _holders(finds: Sequence[_Found]) -> set[ReplicaId]:
     for _, resident, placed, guessed, kept, learned, _ in finds:
         holders.update(resident, placed, guessed, kept, learned)
     return holders
-
-
-def identity_of(routed: Routed, announced: ModelIdentity | None) -> ModelIdentity:
-    """Return what the request's chain starts from on a replica that announces ``announced``."""
-    if not routed.is_exact:
-        return approximate_identity(routed.prompt)
-    scope = salt_scope(routed.prompt.salt)
-    if announced is None:
-        return ModelIdentity(model=routed.prompt.model, scope=scope)
-    return structs.replace(announced, scope=scope) if scope else announced

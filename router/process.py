@@ -32,6 +32,7 @@ from router.lifecycle import Lifecycle
 from router.listener import Listener
 from router.openapi import with_document
 from router.origin import open_guard
+from router.sealed_state import open_seals
 from router.setting_life import SettingLife
 from router.state_reader import enter_reader
 from router.supervisor.pulse import PulseDesk
@@ -111,7 +112,8 @@ async def serve(
         if state_url is None:
             state_url = (await stack.enter_async_context(EmbeddedValkey())).url
         scopes = open_scopes(config, secret, state_url, time.monotonic)
-        reader = await enter_reader(stack, state_url, config.state.lookup, scopes)
+        guard = open_seals(config, secret)
+        reader = await enter_reader(stack, state_url, config.state.lookup, scopes, guard)
         if isinstance(reader, Mirror):
             reader.limit_memory(config.state.mirror_bytes)
         app = App(config, codecs, reader, decisions, secret, scopes)

@@ -30,6 +30,7 @@ from router.recovery import NONE_LEFT
 from router.relay import LeftAfterEndError
 from router.reply import error_response
 from router.server import JSON_PATHS, PREFIX_PATHS
+from router.session import bounded_session, may_name_session
 from router.shed import ShedError
 from router.verdict import BAD_REQUEST
 
@@ -266,7 +267,9 @@ class Proxy:
         if self._parts.admission is not None:
             self._parts.admission.enter(request, call, self.open_requests)
         if gate is None or call.tenant is None:
-            return await read_body(request, limits)
+            body = await read_body(request, limits)
+            is_named = may_name_session(body)
+            return await self._worked(body, lambda: bounded_session(body)) if is_named else body
         if self._parts.quotas is not None:
             call.slot = self._parts.quotas.enter(call.tenant)
         tenant, body = call.tenant, await read_body(request, limits)

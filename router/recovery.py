@@ -17,6 +17,7 @@ from router.error import (
     ReplicaTimeoutError,
     ReplicaUnreachableError,
 )
+from router.fleet import dialled
 from router.rank import mates
 from router.retry import LOST, Denial, RetryReason, denial_of, is_repeatable, reason_of
 from router.tally import Tally
@@ -57,6 +58,8 @@ class RecoveryParts:
     quarantine: Quarantine
     autopsy: Autopsy
     clock: Callable[[], float]
+    standing: Callable[[], tuple[int, int]] = lambda: (0, 1)
+    """How many live routers come before this one, and how many there are."""
 
 
 class Recovery:
@@ -209,12 +212,25 @@ class Recovery:
     def _spread(self, call: Call, tried: set[ReplicaId]) -> None:
         """Keep a suspect away from other suspects, as long as there are replicas without one.
 
-        Where they share a replica that dies, too, it cannot be told who did it.
+        Where they share a replica that dies, too, it cannot be told who did it. What suspects other
+        routers have this one does not know: each gives its own to its part of the fleet.
         """
-        busy = tried | self._suspects.keys()
         model = call.routed.prompt.model if call.routed is not None else ""
-        if self._suspects and self._parts.availability.candidates(model or None, busy):
-            tried.update(busy)
+        busy, others = set(self._suspects), self._others()
+        for avoided in (busy | others, busy, others):
+            if avoided and self._parts.availability.candidates(model or None, tried | avoided):
+                tried.update(avoided)
+                return
+
+    def _others(self) -> set[ReplicaId]:
+        """Return the replicas to which other routers send their suspects; one process is one."""
+        rank, routers = self._parts.standing()
+        at = {
+            replica: dialled(member.endpoint).authority
+            for replica, member in self._parts.fleet.members().items()
+        }
+        own = set(sorted(set(at.values()))[rank::routers])
+        return {replica for replica, authority in at.items() if authority not in own}
 
     def began(self, call: Call, replica: ReplicaId) -> None:
         """Count another try as it goes out, and note where a suspect goes."""

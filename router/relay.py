@@ -18,11 +18,12 @@ from router.connection import StaleConnectionError
 from router.endpoint import Endpoint
 from router.error import ReplicaClosedError, ReplicaDiedError, ReplicaUnreachableError
 from router.exchange import Exchange, Outcome
-from router.header import added_lines, kv_source_line, rank_line, request_head
+from router.header import added_lines, kv_source_line, public_line, rank_line, request_head
 from router.observer import BodyObserver, Usage
 from router.race import Lane, RacingExchange
-from router.request import ClientHeaders
+from router.request import NO_HEADERS, ClientHeaders
 from router.wire import ClientStream
+from state.public import PublicMark
 
 if TYPE_CHECKING:
     from router.connection import UpstreamConnection
@@ -38,7 +39,8 @@ ERROR_BYTES = 4_096
 class RelayRequest(Struct):
     """What goes to the replica. ``headers`` are the client's; those that may pass go on.
 
-    ``body`` is forgotten once the answer goes on for long; ``on_long`` is called then.
+    ``headers`` and ``body`` are forgotten once the answer goes on for long; ``on_long`` is called
+    then.
 
     ``lines`` go in their place where they are given.
     ``done_marker`` is the data of the event that ends a whole stream, None for APIs without one.
@@ -48,9 +50,9 @@ class RelayRequest(Struct):
     turns out dead; where it took the request and the replica lives, only if ``may_replay`` says so
     (None: always). ``first_byte_timeout_s`` is shorter than that of the settings.
     ``allows_keep_alive`` is False when the client shall not send more on its connection.
-    ``kv_source`` is where the replica may fetch KV pages of the prompt. ``rank`` is the engine's
-    data-parallel rank that is the replica; None where the replica is the engine. ``lane`` is its
-    place in a race with another attempt.
+    ``kv_source`` is where the replica may fetch KV pages of the prompt. ``mark`` is what of it is
+    public. ``rank`` is the engine's data-parallel rank that is the replica; None where the replica
+    is the engine. ``lane`` is its place in a race with another attempt.
     """
 
     method: str
@@ -65,11 +67,19 @@ class RelayRequest(Struct):
     first_byte_timeout_s: float | None = None
     allows_keep_alive: bool = True
     kv_source: Endpoint | None = None
+    mark: PublicMark | None = None
     rank: int | None = None
     lines: bytes | None = None
     may_replay: Callable[[], bool] | None = None
     lane: Lane | None = None
     on_long: Callable[[], None] | None = None
+
+    def lighten(self) -> None:
+        """Let go of what was sent, and have ``on_long`` do the same: nothing is sent again."""
+        self.body, self.lines, self.headers, self.may_replay = b"", None, NO_HEADERS, None
+        on_long, self.on_long = self.on_long, None
+        if on_long is not None:
+            on_long()
 
 
 class Relayed(Struct, frozen=True):
@@ -145,6 +155,8 @@ async def relay(
     lines = outbound.headers.lines if outbound.lines is None else outbound.lines
     if outbound.kv_source is not None:
         lines += kv_source_line(outbound.kv_source.authority)
+    if outbound.mark is not None:
+        lines += public_line(outbound.mark)
     if outbound.rank is not None:
         lines += rank_line(outbound.rank)
     exchange = _exchange(request, outbound, pool, on_first_byte)
@@ -160,18 +172,23 @@ async def relay(
     del lines
     exchange.added = added_lines((("X-Request-Id", outbound.request_id), *extra_headers))
     connection = pool.take(endpoint) if outbound.can_replay else None
-    if connection is None:
-        fresh = await pool.connect(endpoint)
-    else:
-        await _run(exchange, connection)
-        if not isinstance(exchange.error, StaleConnectionError):
-            return _relayed(exchange)
-        fresh = await _connect_again(pool, endpoint)
-        may_replay = outbound.may_replay
-        if exchange.error.was_sent and may_replay is not None and not may_replay():
-            fresh.discard()
-            return _relayed(exchange)
-    await _run(exchange, fresh)
+    try:
+        if connection is None:
+            fresh = await pool.connect(endpoint)
+        else:
+            await exchange.run(connection)
+            if not isinstance(exchange.error, StaleConnectionError):
+                return _relayed(exchange)
+            fresh = await _connect_again(pool, endpoint)
+            may_replay = outbound.may_replay
+            if exchange.error.was_sent and may_replay is not None and not may_replay():
+                fresh.discard()
+                return _relayed(exchange)
+        await exchange.run(fresh)
+    except asyncio.CancelledError:
+        if exchange.stream is not None and exchange.stream.is_done:
+            raise LeftAfterEndError(_relayed(exchange)) from None
+        raise
     return _relayed(exchange)
 
 
@@ -198,12 +215,3 @@ async def _connect_again(pool: UpstreamPool, endpoint: Endpoint) -> UpstreamConn
             raise
         message = "the replica closed the connection and refuses another one"
         raise ReplicaDiedError(message) from error
-
-
-async def _run(exchange: Exchange, connection: UpstreamConnection) -> None:
-    try:
-        await exchange.run(connection)
-    except asyncio.CancelledError:
-        if exchange.stream is not None and exchange.stream.is_done:
-            raise LeftAfterEndError(_relayed(exchange)) from None
-        raise

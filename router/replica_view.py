@@ -58,6 +58,7 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     source: str = ""
     has_events: bool
     can_fetch: bool
+    salts_tails: bool = False
     models: tuple[str, ...]
     inflight: int
     inflight_elsewhere: int
@@ -196,6 +197,7 @@ class FleetView:
             source=member.source,
             has_events=member.has_events,
             can_fetch=member.can_fetch,
+            salts_tails=member.salts_tails,
             models=tuple(sorted(parts.fleet.served(member, parts.health))),
             inflight=parts.leases.inflight(member.replica),
             inflight_elsewhere=foreign.inflight if foreign is not None else 0,

@@ -325,11 +325,12 @@ class Request:
         return peer
 
 
+NO_HEADERS = read_headers(())
 _NO_HEAD = RequestHead(
     method="GET",
     target="",
     path="",
-    headers=read_headers(()),
+    headers=NO_HEADERS,
     is_http10=False,
     keep_alive=False,
 )

@@ -44,6 +44,8 @@ class ResilienceParts:
     registry: CollectorRegistry
     clock: Callable[[], float]
     rng: random.Random
+    standing: Callable[[], tuple[int, int]] = lambda: (0, 1)
+    """How many live routers come before this one, and how many there are."""
 
 
 class Resilience(Collector):
@@ -73,6 +75,7 @@ class Resilience(Collector):
                 quarantine=self.quarantine,
                 autopsy=Autopsy(parts.pool),
                 clock=clock,
+                standing=parts.standing,
             )
         )
         self._silence = Silence(parts.health, parts.pool, self.availability)

@@ -16,11 +16,9 @@ import msgspec
 
 from router.borrowed import refuse_borrowed
 from router.error import ClientError
-from router.top_key import TopKey
+from router.top_key import TopKey, may_escape
 
 SALT_KEY: Final = "cache_salt"
-_ESCAPES: Final = (b"\\u005", b"\\u006", b"\\u007")
-"""How every escaped lower-case letter and the low line begin."""
 _OPENING: Final = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*")
 _END: Final = b"}"
 _SALT: Final = TopKey(SALT_KEY)
@@ -36,7 +34,7 @@ def salted(body: bytes, field: bytes) -> bytes:
 
     Raises ClientError for what is no JSON object, has two salts, or borrows what others made.
     """
-    has_escapes = b"\\" in body and b"\\u00" in body and any(one in body for one in _ESCAPES)
+    has_escapes = may_escape(body)
     refuse_borrowed(body, has_escapes=has_escapes)
     if has_escapes or _SALT.plain in body:
         found = _SALT.find(body)

@@ -93,13 +93,18 @@ class SettingLife(Collector):
             command_timeout_s=STORE_TIMEOUT_S,
             connect_timeout_s=STORE_TIMEOUT_S,
             max_connections=2,
+            guard=app.reader.guard,
         )
         self._store = store or RedisSettingStore(redis)
         self._canary_store = canary_store or RedisCanaryStore(redis)
         self.rules = SettingRules(config, keeps_placements=app.know.placed is not None)
         self.live = self.rules.in_force({})
         self.book = SettingBook(
-            self._store, fault_of=self._fault_of, on_change=self._changed, clock=time.monotonic
+            self._store,
+            fault_of=self._fault_of,
+            on_change=self._changed,
+            clock=time.monotonic,
+            guard=app.reader.guard,
         )
         path = config.settings_file
         self._file = SettingFile(Path(path)) if path is not None else None

@@ -10,19 +10,22 @@ from __future__ import annotations
 import re
 import secrets
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw
 
 from router.error import ClientError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-MAX_KEYS: Final = 16
-"""Keys of one name, nested ones included; more are refused."""
+MAX_KEYS: Final = 4096
+"""Keys of one name, nested ones included; more are refused. Conversations have many: a tool that
+takes a ``session_id`` was called with it each time."""
 _SPACE: Final = b" \t\r\n"
+_ESCAPES: Final = (b"\\u005", b"\\u006", b"\\u007")
+"""How every escaped lower-case letter and the low line begin."""
 
 
 class Span(NamedTuple):
@@ -36,29 +39,18 @@ class Span(NamedTuple):
 class TopKey:
     """One key of the top level of JSON objects; ``name`` has lower-case letters and low lines.
 
-    Every key of that name in a body gets a name of its own, which no client knows; then a decoder,
-    which skips what is nested, says which of them are on the top level.
+    Before each key of that name in a body comes its number, under a name that no client knows; then
+    a decoder, which skips what is nested, says which of them is on the top level.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.plain = name.encode()
         self._pattern = re.compile(rb'"%b"[ \t\r\n]*:' % b"".join(map(spellings, name)))
-        nonce = secrets.token_hex(8)
-        self._names = [f"{name}#{nonce}#{index}" for index in range(MAX_KEYS)]
-        self._fields = [f"at_{index}" for index in range(MAX_KEYS)]
-        self._decoder_of_one = self._decoder(1)
-        self._decoder_of_all = self._decoder(MAX_KEYS)
-
-    def _decoder(self, count: int) -> msgspec.json.Decoder[Struct]:
-        """Return what decodes the first ``count`` names; each is compared with every key."""
-        fields = self._fields[:count]
-        keys = msgspec.defstruct(
-            "Keys",
-            [(field, Raw | msgspec.UnsetType, UNSET) for field in fields],
-            rename=dict(zip(fields, self._names[:count], strict=True)),
-        )
-        return msgspec.json.Decoder(keys)
+        nonce = f"{name}#{secrets.token_hex(8)}"
+        self._renamed = b'"%b":' % nonce.encode()
+        self._last = _decoder({"number": nonce}, int)
+        self._values = _decoder({"found": nonce, "second": name}, Raw)
 
     def find(self, body: bytes) -> Span | None:
         """Return where the key is; raises ClientError where it is there twice, or is no JSON."""
@@ -67,35 +59,50 @@ class TopKey:
         if len(spans) > MAX_KEYS:
             message = f"{self.name}: expected at most {MAX_KEYS} keys of that name in the body"
             raise ClientError(message, param=self.name)
-        found = self._on_top(body, spans)
-        if len(found) > 1:
+        index = 0 if len(spans) < 2 else self._last_on_top(body, spans)  # noqa: PLR2004
+        if index is None:
+            return None
+        start, end = spans[index] if spans else (0, 0)
+        renamed = b"%b%b%b" % (body[:start], self._renamed, body[end:]) if spans else body
+        values = _decoded(self._values, renamed)
+        if values.found is UNSET:
+            return None
+        if values.second is not UNSET:
             message = f"{self.name}: expected one value, the field is there twice"
             raise ClientError(message, param=self.name)
-        if not found:
-            return None
-        index, raw = found[0]
-        start, end = spans[index]
-        if len(spans) > 1:  # others may be in its value
-            ((_, raw),) = self._on_top(body, [spans[index]])
+        raw = bytes(values.found)
         while body[end] in _SPACE:
             end += 1
         return Span(start, end + len(raw), raw)
 
-    def _on_top(self, body: bytes, spans: Sequence[tuple[int, int]]) -> list[tuple[int, bytes]]:
-        """Return which of the keys at ``spans`` are on the top level, with their values."""
+    def _last_on_top(self, body: bytes, spans: Sequence[tuple[int, int]]) -> int | None:
+        """Return which of the keys at ``spans`` is the last one on the top level."""
         pieces, position = [], 0
-        for (start, end), name in zip(spans, self._names, strict=False):
-            pieces.append(b'%b"%b":' % (body[position:start], name.encode()))
-            position = end
+        for index, (start, _) in enumerate(spans):
+            pieces += [body[position:start], b"%b%d," % (self._renamed, index)]
+            position = start
         pieces.append(body[position:])
-        decoder = self._decoder_of_all if len(spans) > 1 else self._decoder_of_one
-        try:
-            keys = decoder.decode(b"".join(pieces))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            message = "body: expected a JSON object"
-            raise ClientError(message, param="body") from None
-        values = [getattr(keys, field) for field in self._fields[: len(spans)]]
-        return [(index, bytes(raw)) for index, raw in enumerate(values) if raw is not UNSET]
+        number = _decoded(self._last, b"".join(pieces)).number
+        return None if number is UNSET else number
+
+
+def _decoder(names: Mapping[str, str], kind: Any) -> msgspec.json.Decoder[Any]:
+    """Return what decodes the keys that ``names`` has for fields; each is compared with all."""
+    fields = [(field, kind | msgspec.UnsetType, UNSET) for field in names]
+    return msgspec.json.Decoder(msgspec.defstruct("Keys", fields, rename=dict(names)))
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        message = "body: expected a JSON object"
+        raise ClientError(message, param="body") from None
+
+
+def may_escape(body: bytes) -> bool:
+    """Return whether letters of keys may be escaped in ``body``."""
+    return b"\\" in body and b"\\u00" in body and any(one in body for one in _ESCAPES)
 
 
 def spellings(letter: str) -> bytes:

@@ -25,6 +25,7 @@ from router.error import (
 )
 from router.header import key_line, request_head
 from router.names import Names
+from router.patience import Patience
 from router.reply_head import read_headers
 from router.watch import Watch
 from state.tls import SHUTDOWN_S, ClientContext, ClientTls, TlsFileError, said
@@ -133,7 +134,7 @@ class UpstreamPool:
     async def _connected(self, endpoint: Endpoint) -> UpstreamConnection:
         connection = UpstreamConnection(self, endpoint)
         try:
-            async with asyncio.timeout(self.settings.connect_timeout_s):
+            async with Patience(self.settings.connect_timeout_s):
                 await self._connect(connection, endpoint)
         except (OSError, UnicodeError, TlsFileError) as error:
             self._give_up(connection)

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from policies.prefill import PrefillCost
 from router.error import ReplicaBusyError, ReplicaError
-from router.header import kv_source_line, rank_line
+from router.header import kv_source_line, public_line, rank_line
 from router.observer import parse_usage
 from router.recording import Recorded
 from router.upstream import fetch
@@ -151,6 +151,9 @@ class WarmCalls:
         lines = REQUEST_ID % kind.replace("_", "-").encode()
         if source is not None:
             lines += kv_source_line(source.endpoint.authority)
+        mark = self._parts.outlook.branch(routed, member).mark
+        if mark is not None:
+            lines += public_line(mark)
         if member.rank is not None:
             lines += rank_line(member.rank)
         body = msgspec.json.encode(fields)

@@ -123,7 +123,9 @@ class PrefixTexts:
             return
         if not self._is_present(routed.scope, prompt.salt):
             return
-        branch, now_s = routed.branches[0], self._clock()
+        # Where a prefix is public its heat is that of the chain that all share.
+        shared = (one for one in routed.branches if one.part is not None)
+        branch, now_s = next(shared, routed.branches[0]), self._clock()
         chain, block_tokens = branch.chains[0], branch.identity.block_tokens
         steps = self._heat.trail(chain, now_s)
         common = [one for one in steps if one.arrivals >= self._settings.min_arrivals]

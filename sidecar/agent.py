@@ -34,6 +34,7 @@ from sidecar.profile import (
     chain_keys,
     discover,
     is_same_life,
+    record_of,
     replica_name,
     with_page,
     with_weights,
@@ -41,7 +42,6 @@ from sidecar.profile import (
 from sidecar.scrape import EngineError
 from sidecar.silence import Silence
 from sidecar.subscriber import EventSubscriber, Reset, ResetReason
-from state.model import Generation, ReplicaRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,19 +142,8 @@ class SidecarAgent:
         profile, folder = self._profile, self._folder
         if profile is None or folder is None or self._is_down():
             return
-        record = ReplicaRecord(
-            replica=self._replica,
-            endpoint=self._settings.advertise or self._client.endpoint,
-            generation=Generation(""),
-            identity=profile.identity,
-            has_events=profile.source is not None,
-            page_tokens=profile.page_tokens,
-            sidecar=self._sidecar,
-            capacity_pages=profile.capacity_pages,
-            can_fetch=profile.can_fetch,
-            rank=self._client.pin,
-            cache_life=self._life.name,
-        )
+        settings, client = self._settings, self._client
+        record = record_of(profile, settings, client, self._sidecar, self._life.name)
         self._announcer.renew(record, folder)
 
     def _is_down(self) -> bool:
@@ -385,7 +374,7 @@ class SidecarAgent:
         if known is not None and is_same_life(found, known, is_told=is_told):
             self._profile = found
             self._announcer.name_life(self._life.settled(found))
-            if is_back or found.can_fetch is not known.can_fetch:
+            if is_back or found.gifts() != known.gifts():
                 self._announce()
             return
         self._page_changes = 0

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from prompt.codec import Codec, load_codec
 from prompt.model import UnroutablePromptError
+from prompt.public import PublicText, common_tokens
 from sidecar.audit_log import AuditLog
 from sidecar.cache import PagedCache
 from sidecar.capacity import expect_room
@@ -35,7 +36,6 @@ from sidecar.tiers import Tiers
 from sidecar.transfer_client import TransferClient
 from sidecar.transfer_server import TransferServer
 from state.model import ModelIdentity
-from state.prefix import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,6 @@ LINK_BYTES_PER_S: Final = 20e9
 _ASSUMED_FLOPS_PER_S: Final = 2e10
 _ASSUMED_STEP_MS: Final = 1.0
 _MIB: Final = 2**20
-_PROBES: Final = ("a", "b")
 
 
 class Assembly(Struct, frozen=True):
@@ -301,41 +300,16 @@ def _open_audit(settings: WorkerSettings, ledger: PageLedger, cache: PagedCache)
         raise SettingError(message) from None
 
 
-class PublicPrefix(Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of the ``public_prefixes`` file: the start of conversations, or of texts."""
-
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    prompt: str | None = None
-
-
 def _public_prefixes(settings: WorkerSettings, codec: Codec) -> list[bytes]:
     if settings.public_prefixes is None:
         return []
     path = Path(settings.public_prefixes)
     try:
-        entries = msgspec.json.decode(path.read_bytes(), type=list[PublicPrefix])
-        return [_packed_prefix(entry, codec) for entry in entries]
+        entries = msgspec.json.decode(path.read_bytes(), type=list[PublicText])
+        return [common_tokens(entry, codec) for entry in entries]
     except OSError as error:
         message = f"public_prefixes: {path}: {error.strerror or error}"
         raise SettingError(message) from None
     except (msgspec.DecodeError, UnroutablePromptError) as error:
         message = f"public_prefixes: {path}: {error}"
         raise SettingError(message) from None
-
-
-def _packed_prefix(entry: PublicPrefix, codec: Codec) -> bytes:
-    """Return the tokens that every prompt with this start has in common."""
-    if entry.messages is None:
-        return codec.text_tokens(entry.prompt or "")
-    one, other = (
-        codec.chat_tokens(
-            [*entry.messages, {"role": "user", "content": probe}], entry.tools, options={}
-        )
-        for probe in _PROBES
-    )
-    size = TOKEN_BYTES
-    same = 0
-    while one[same : same + size] == other[same : same + size] and same < min(len(one), len(other)):
-        same += size
-    return one[:same]

@@ -371,7 +371,8 @@ class Engine:
     def _place(self, generation: Generation, parent: Ticket | None) -> Place:
         if parent is not None:
             return parent.sequence.table.place
-        return self.parts.scopes.place(generation.packed_prompt, generation.salt)
+        prompt, salt = generation.packed_prompt, generation.salt
+        return self.parts.scopes.place(prompt, salt, generation.public)
 
     def _table(self, generation: Generation, place: Place, parent: Ticket | None) -> BlockTable:
         cache, prompt = self.scheduler.cache, generation.packed_prompt

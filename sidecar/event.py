@@ -227,7 +227,8 @@ def _extras(
     """Return (scope, first opaque page) from what a page's identity holds besides tokens.
 
     Page 0 of a prompt lists the adapter and the salt as bare texts; anything else in there, or a
-    text elsewhere that is not the adapter, is content that tokens do not show.
+    text elsewhere that is not the adapter, is content that tokens do not show. Where a salt begins
+    later, behind a public prefix, the event also says that this text is one (``cache_salt``).
     """
     salt = fields.get("cache_salt")
     scope = salt_scope(salt) if isinstance(salt, str) and salt else None
@@ -240,7 +241,8 @@ def _extras(
         foreign = _foreign(keys, adapter)
         if not foreign:
             continue
-        if is_root and page == 0 and len(foreign) == 1 and isinstance(foreign[0], str):
+        is_salt = page == 0 and len(foreign) == 1 and (is_root or foreign[0] == salt)
+        if is_salt and isinstance(foreign[0], str):
             scope = salt_scope(foreign[0])
             continue
         return scope, page

@@ -2,7 +2,9 @@
 
 An engine names pages by opaque handles and tells which were stored after which parent, and which
 copies it removed. The folder keeps these pages as trees, one forest per *space*: an adapter and a
-scope, told at the start of a prompt and inherited through the parent. An index block is a run of
+scope, told at the start of a prompt and inherited through the parent. A scope that begins behind
+unsalted pages, at the start of a block, is the private tail of a public prefix: a space of its own
+under ``state.prefix.tail_root``. An index block is a run of
 ``block_tokens / page_tokens`` pages; its id follows from the tokens on the path (``state.prefix``),
 and it is resident in a tier while every one of its pages has a copy there.
 
@@ -27,7 +29,7 @@ from sidecar.change import FoldCounts, ResidentBlocks
 from sidecar.event import ClearedPages, RemovedPages, StoredPages
 from sidecar.ghost import Ghosts
 from sidecar.orphan import OrphanStores
-from sidecar.page_tree import Page, Space, detached, space_of
+from sidecar.page_tree import Page, begins_tail, detached, parent_block, space_of
 from state.model import Tier
 from state.prefix import TOKEN_BYTES, next_block
 from state.secret import ChainKeys
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from sidecar.change import Fold
     from sidecar.event import KvEvent
+    from sidecar.page_tree import Space, SpaceName
     from state.model import BlockId, ModelIdentity, NamespaceId
 
 _TIERS: Final = (Tier.GPU, Tier.HOST, Tier.DISK)
@@ -87,7 +90,7 @@ class PageFolder:
         """The KV group that is followed, once one was named."""
         self._has_stored = False
         self._pages: dict[int, list[Page]] = {}
-        self._spaces: dict[tuple[str, str], Space] = {}
+        self._spaces: dict[SpaceName, Space] = {}
         self._held: tuple[dict[Page, None], ...] = tuple({} for _ in _TIERS)
         self._gpu_copies = 0
         self._multiple: set[Page] = set()
@@ -198,6 +201,8 @@ class PageFolder:
                 return []
             parent = self._choose_parent(candidates, event)
             space = parent.space if parent else None
+            if parent is not None and begins_tail(parent, event.scope):
+                space = self._space(event.adapter, event.scope or "", parent.block)
         tier = _INDEX_OF_TIER[event.tier]
         pages = self._run(event, parent, space)
         if event.parent is None and len(pages) > 1 and all(page.copies[tier] for page in pages):
@@ -216,7 +221,7 @@ class PageFolder:
             for page in candidates
             if page.space is not None
             and page.space.adapter == event.adapter
-            and (event.scope is None or page.space.scope == event.scope)
+            and (event.scope in {None, page.space.scope} or begins_tail(page, event.scope))
         ]
         if len(fitting) == 1 and all(page.space is not None for page in candidates):
             return fitting[0]
@@ -262,8 +267,7 @@ class PageFolder:
         space.pages += 1
         if slot == self._pages_per_block - 1:
             path = list(self._block_path(page))
-            before = path[-1].parent
-            root = space.root if before is None or before.block is None else before.block
+            root = parent_block(path[-1].parent, space)
             packed_block = b"".join(member.packed for member in reversed(path))
             page.block = next_block(root, packed_block, space.key)
             page.packed = b""
@@ -278,12 +282,12 @@ class PageFolder:
             yield page
             page = page.parent
 
-    def _space(self, adapter: str, scope: str) -> Space:
-        space = self._spaces.get((adapter, scope))
+    def _space(self, adapter: str, scope: str, after: BlockId | None = None) -> Space:
+        space = self._spaces.get((adapter, scope, after))
         if space is None:
             own = self._adapter_keys.get(adapter)
-            space = space_of(self.identity, adapter, scope, self._keys, own)
-            self._spaces[adapter, scope] = space
+            space = space_of(self.identity, adapter, scope, self._keys, own, after)
+            self._spaces[space.name] = space
         return space
 
     def _remove(self, event: RemovedPages) -> None:
@@ -364,7 +368,7 @@ class PageFolder:
             if space is not None:
                 space.pages -= 1
                 if not space.pages:
-                    del self._spaces[space.adapter, space.scope]
+                    del self._spaces[space.name]
             parent = current.parent
             if parent is not None and parent.children is not None:
                 parent.children.discard(current)

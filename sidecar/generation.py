@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from sidecar.runner import Sampled
+from state.public import PublicMark
 
 FinishReason = Literal["stop", "length"]
 HaltReason = Literal["stopping", "timed_out", "failed"]
@@ -18,6 +19,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     ``max_output_tokens`` None means until the model ends, or as many as fit with ``ignore_eos``.
     ``choice`` is the index of the answer within its HTTP request; ``sample`` tells apart several
     answers to one prompt. ``kv_source`` is the HTTP address of a worker that may hold the prefix.
+    ``public`` is what of the prompt all may share, in the router's word.
     """
 
     packed_prompt: bytes
@@ -35,6 +37,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     choice: int = 0
     sample: int = 0
     kv_source: str | None = None
+    public: PublicMark | None = None
 
 
 class Delta(Struct, frozen=True):

@@ -32,6 +32,7 @@ from sidecar.reading import PromptReader
 from sidecar.sampling import decode_chat_sampling, decode_completion_sampling, refusal
 from sidecar.scheduler import NeverFitsError
 from state.prefix import unpack_tokens
+from state.public import PUBLIC_PREFIX_HEADER, read_mark
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -159,6 +160,7 @@ class WorkerHandlers:
             "root": self._settings.root,
             "parent": None,
             "max_model_len": self._settings.context_tokens,
+            "salts_tails": True,
         }
         return web.json_response({"object": "list", "data": [model]})
 
@@ -234,6 +236,7 @@ class WorkerHandlers:
             top_k=sampling.used_top_k,
             top_logprobs=sampling.logprob_count,
             kv_source=self._kv_source(request),
+            public=read_mark(request.headers.get(PUBLIC_PREFIX_HEADER)),
         )
         return [
             structs.replace(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import structs
 
 from state.model import Tier
-from state.prefix import chain_root, namespace_of
+from state.prefix import chain_root, namespace_of, tail_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,16 +18,28 @@ if TYPE_CHECKING:
     from state.secret import ChainKeys
 
 
+SpaceName: TypeAlias = "tuple[str, str, BlockId | None]"
+
+
 @dataclass(slots=True, eq=False)
 class Space:
-    """One adapter and scope: what its chains start from, and how many pages it has."""
+    """One adapter and scope: what its chains start from, and how many pages it has.
+
+    ``after``: the last block of the public prefix that it begins behind.
+    """
 
     adapter: str
     scope: str
     key: ChainKey
     namespace: NamespaceId
     root: BlockId
+    after: BlockId | None = None
     pages: int = 0
+
+    @property
+    def name(self) -> SpaceName:
+        """What tells it from others."""
+        return self.adapter, self.scope, self.after
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +67,7 @@ def space_of(
     scope: str,
     keys: ChainKeys,
     adapter_key: str | None = None,
+    after: BlockId | None = None,
 ) -> Space:
     """Return the empty space of an adapter and a scope under ``identity``.
 
@@ -62,7 +75,24 @@ def space_of(
     """
     own = structs.replace(identity, adapter=adapter_key or adapter, scope=scope)
     key = keys.of(scope)
-    return Space(adapter, scope, key, namespace_of(own), chain_root(own, key))
+    root = chain_root(own, key) if after is None else tail_root(after, scope, key)
+    return Space(adapter, scope, key, namespace_of(own), root, after)
+
+
+def begins_tail(page: Page, scope: str | None) -> bool:
+    """Return whether what follows ``page`` under ``scope`` is the private tail of a public prefix.
+
+    A tail begins with a block: behind a page within one, its ids could not be known.
+    """
+    is_public = page.space is not None and not page.space.scope and page.block is not None
+    return bool(scope) and is_public
+
+
+def parent_block(page: Page | None, space: Space) -> BlockId:
+    """Return the id of the block that ends with ``page``, before the first one: the root."""
+    if page is None or page.block is None or page.space is not space:
+        return space.root
+    return page.block
 
 
 def detached(

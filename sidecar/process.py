@@ -18,10 +18,11 @@ import msgspec
 import uvloop
 
 from sidecar.announce import FencedError
-from sidecar.profile import SettingsError, SidecarSettings
+from sidecar.profile import SettingsError, SidecarSettings, deployment_key
 from sidecar.rank import run_agent
 from state.client import RedisSettings, command_client
 from state.redis_writer import RedisWriter
+from state.seal import Seal
 
 if TYPE_CHECKING:
     from state.model import ReplicaRecord
@@ -59,7 +60,9 @@ async def run_sidecar_process(settings: SidecarSettings) -> int:
     except ValueError as error:
         raise SettingsError(str(error)) from error
     rng = random.SystemRandom()
-    writer = RedisWriter(redis, clock=time.monotonic, rng=rng)
+    secret = deployment_key(settings)
+    seal = None if secret is None else Seal(secret, time.time)
+    writer = RedisWriter(redis, clock=time.monotonic, rng=rng, seal=seal)
     try:
         await run_agent(settings, writer, stop=stop, rng=rng, on_ready=tell_ready)
     except FencedError as error:

@@ -15,7 +15,14 @@ from msgspec import Meta, Struct
 from sidecar.adapter import has_nameless_pages
 from sidecar.scrape import EngineClient, EngineError, EngineMetrics, ModelCard
 from sidecar.subscriber import EventSource
-from state.model import MAX_RANKS, NAME_PATTERN, ModelIdentity, ReplicaId
+from state.model import (
+    MAX_RANKS,
+    NAME_PATTERN,
+    Generation,
+    ModelIdentity,
+    ReplicaId,
+    ReplicaRecord,
+)
 from state.prefix import block_tokens_for
 from state.secret import ChainKeys, SecretError, read_deployment_key
 from state.tls import ClientTls
@@ -79,6 +86,7 @@ class EngineProfile(Struct, frozen=True, kw_only=True):
     """What one life of an engine is; ``source`` is None where it publishes no usable events.
 
     ``can_fetch``: it takes KV pages of a prefix from another engine, and gives them.
+    ``salts_tails``: it reads which prefix of a prompt is public.
     """
 
     identity: ModelIdentity
@@ -87,18 +95,27 @@ class EngineProfile(Struct, frozen=True, kw_only=True):
     started_at_s: float | None = None
     source: EventSource | None = None
     can_fetch: bool = False
+    salts_tails: bool = False
+
+    def gifts(self) -> tuple[bool, bool]:
+        """Return what it can do besides, of which its cache does not depend."""
+        return self.can_fetch, self.salts_tails
 
 
 def chain_keys(settings: SidecarSettings) -> ChainKeys:
     """Return the keys of chains; raises SettingsError for a deployment key that cannot be used."""
-    secret = None
-    if settings.deployment_key_file is not None:
-        try:
-            secret = read_deployment_key(Path(settings.deployment_key_file))
-        except SecretError as error:
-            message = f"deployment_key_file: {error}"
-            raise SettingsError(message) from None
-    return ChainKeys(settings.chain_seed, secret)
+    return ChainKeys(settings.chain_seed, deployment_key(settings))
+
+
+def deployment_key(settings: SidecarSettings) -> bytes | None:
+    """Return the deployment key, where there is one; raises SettingsError for one of no use."""
+    if settings.deployment_key_file is None:
+        return None
+    try:
+        return read_deployment_key(Path(settings.deployment_key_file))
+    except SecretError as error:
+        message = f"deployment_key_file: {error}"
+        raise SettingsError(message) from None
 
 
 def replica_name(settings: SidecarSettings, client: EngineClient) -> ReplicaId:
@@ -151,6 +168,31 @@ async def discover(settings: SidecarSettings, client: EngineClient) -> EnginePro
         started_at_s=metrics.started_at_s,
         source=None if has_nameless_pages(cards) else await _event_source(settings, client),
         can_fetch=await client.can_transfer(),
+        salts_tails=any(card.salts_tails for card in cards),
+    )
+
+
+def record_of(
+    profile: EngineProfile,
+    settings: SidecarSettings,
+    client: EngineClient,
+    sidecar: str,
+    cache_life: str,
+) -> ReplicaRecord:
+    """Return what the registry is told of the engine; its generation is not known yet."""
+    return ReplicaRecord(
+        replica=replica_name(settings, client),
+        endpoint=settings.advertise or client.endpoint,
+        generation=Generation(""),
+        identity=profile.identity,
+        has_events=profile.source is not None,
+        page_tokens=profile.page_tokens,
+        sidecar=sidecar,
+        capacity_pages=profile.capacity_pages,
+        can_fetch=profile.can_fetch,
+        salts_tails=profile.salts_tails,
+        rank=client.pin,
+        cache_life=cache_life,
     )
 
 
@@ -194,8 +236,11 @@ def is_same_life(found: EngineProfile, known: EngineProfile, *, is_told: bool) -
     What the engine can do besides says nothing of what it holds.
     """
     started_at_s = known.started_at_s if is_told else found.started_at_s
-    changes = {"started_at_s": started_at_s, "can_fetch": known.can_fetch}
-    return msgspec.structs.replace(found, **changes) == known
+    can_fetch, salts_tails = known.gifts()
+    same = msgspec.structs.replace(
+        found, started_at_s=started_at_s, can_fetch=can_fetch, salts_tails=salts_tails
+    )
+    return same == known
 
 
 def _served_model(cards: list[ModelCard]) -> str:

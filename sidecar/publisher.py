@@ -82,9 +82,11 @@ class EventFormat(msgspec.Struct, frozen=True, kw_only=True):
             "lora_name": None,
             "extra_keys": extra_keys,
         }
+        is_tail = change.salt is not None and change.parent is not None
+        more = {"cache_salt": change.salt} if is_tail else {}
         if self.encoding == "array":
-            return list(fields.values())
-        return fields | {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+            return [*fields.values(), *([more] if more else ())]
+        return fields | more | {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
 
     def _hash(self, key: BlockId) -> int | bytes:
         return key if self.hashes == "bytes" else int.from_bytes(key[-_HASH_BYTES:], "big")

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES: Final = 4 << 20
 REQUEST_TIMEOUT_S: Final = 2.0
+HEALTH_PATH: Final = "/health"
+HEALTH_TIMES: Final = 1.5
+"""So many times as long may a check take: SGLang computes a token, and looks each 1 s for it."""
 PORTS: Final = {"http": 80, "https": 443}
 _RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _QUEUED: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
@@ -63,13 +66,17 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """One entry of ``/v1/models``; an adapter names its base model as ``parent``."""
+    """One entry of ``/v1/models``; an adapter names its base model as ``parent``.
+
+    ``salts_tails``: the engine reads which prefix of a prompt is public (``state.public``).
+    """
 
     id: str
     parent: str | None = None
     max_model_len: int | None = None
     owned_by: str | None = None
     root: str | None = None
+    salts_tails: bool = False
 
 
 class _ModelList(Struct, frozen=True):
@@ -204,7 +211,7 @@ class EngineClient:
         self._context = client_context(tls) if parts.scheme == "https" else None
         self._seen = fingerprint(tls.paths)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=timeout_s)
+        self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
         self._load_path: str | None = None
 
@@ -215,7 +222,6 @@ class EngineClient:
     def _opened(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=self.connector(),
-            timeout=self._timeout,
             headers=self._headers,
             trust_env=False,
         )
@@ -252,7 +258,7 @@ class EngineClient:
     async def is_healthy(self) -> bool:
         """Return whether ``/health`` answers 200 in time."""
         try:
-            await self._get("/health")
+            await self._get(HEALTH_PATH)
         except EngineError:
             return False
         return True
@@ -366,8 +372,10 @@ class EngineClient:
         if self._session is None:
             message = "the client is not open"
             raise RuntimeError(message)
+        total_s = self._timeout_s * (HEALTH_TIMES if path == HEALTH_PATH else 1.0)
+        url, limit = self.endpoint + path, aiohttp.ClientTimeout(total=total_s)
         try:
-            async with self._session.get(self.endpoint + path, allow_redirects=False) as response:
+            async with self._session.get(url, allow_redirects=False, timeout=limit) as response:
                 if response.status != HTTPStatus.OK:
                     message = f"{path}: status {response.status}"
                     raise EngineError(message, response.status)

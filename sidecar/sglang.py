@@ -1,9 +1,9 @@
 """What SGLang tells of itself: its descriptor (``/server_info``) and its load (``/v1/loads``).
 
 SGLang has no ``/kv_event_sources``. Its descriptor has a ``kv_events`` block (host, base port,
-page, ranks); older versions only the text of ``--kv-events-config``, which is also the one place
-that names the replay endpoint. The publisher of rank r listens on the base port + r. Everything
-here is untrusted: what is not as expected is None.
+page, ranks, in the newest the replay's port); older versions only the text of
+``--kv-events-config``. The publisher of rank r listens on the base port + r. Everything here is
+untrusted: what is not as expected is None.
 """
 
 from __future__ import annotations
@@ -123,8 +123,9 @@ def _sources(
     ranks: int,
     reachable: Callable[[str], str | None],
 ) -> dict[int, EventSource]:
-    base = _base_of(block) or _split(config.get("endpoint", "tcp://*:5557" if config else None))
-    replay = _split(config.get("replay_endpoint"))
+    told = config.get("endpoint", "tcp://*:5557" if config else None)
+    base = _base_of(block, "endpoint_port_base") or _split(told)
+    replay = _base_of(block, "replay_endpoint_port_base") or _split(config.get("replay_endpoint"))
     sources: dict[int, EventSource] = {}
     for rank in range(ranks):
         events = _of_rank(base, rank, reachable)
@@ -133,8 +134,9 @@ def _sources(
     return sources
 
 
-def _base_of(block: Mapping[str, object]) -> tuple[str, int] | None:
-    host, port = block.get("endpoint_host"), _positive(block, "endpoint_port_base")
+def _base_of(block: Mapping[str, object], name: str) -> tuple[str, int] | None:
+    """Return host and port of rank 0 from the block, where ``name`` is the port."""
+    host, port = block.get("endpoint_host"), _positive(block, name)
     is_whole = isinstance(host, str) and host and port is not None and port <= MAX_PORT
     if not is_whole or block.get("publisher") != _ZMQ:
         return None

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from state.client import command_client, is_wrong_type, read_value, state_errors
 from state.schema import KEY_PREFIX
+from state.seal import Kind
+from state.seal_guard import SealGuard
 
 if TYPE_CHECKING:
     from state.client import Client, RedisSettings
@@ -53,6 +55,7 @@ class RedisCanaryStore:
 
     def __init__(self, settings: RedisSettings) -> None:
         self._client: Client = command_client(settings)
+        self._guard = settings.guard or SealGuard()
 
     async def exchange(self, epoch: str, router: str, counted: bytes) -> list[bytes]:
         """Put what one router counted, and return what the others did."""
@@ -60,7 +63,8 @@ class RedisCanaryStore:
         with state_errors("telling what a canary came to"):
             pipeline = self._client.pipeline(transaction=False)
             if counted:
-                pipeline.execute_command("HSET", key, router, counted)
+                told = self._guard.sealed(Kind.CANARY, key, counted, router)
+                pipeline.execute_command("HSET", key, router, told)
             pipeline.execute_command("PEXPIRE", key, _TTL_MS)
             pipeline.execute_command("HGETALL", key)
             replies = await pipeline.execute(raise_on_error=False)
@@ -68,14 +72,17 @@ class RedisCanaryStore:
                 return []
             for reply in replies[:-1]:
                 read_value(reply)
-            return _others(read_value(replies[-1]), router.encode())
+            return self._others(key, read_value(replies[-1]), router.encode())
+
+    def _others(self, key: str, flat: Any, own: bytes) -> list[bytes]:
+        """Return the values of a hash, as the server sends it, but for one."""
+        opened = [
+            self._guard.open(Kind.CANARY, key, bytes(value), bytes(name).decode("utf-8", "replace"))
+            for name, value in zip(flat[::2], flat[1::2], strict=True)
+            if bytes(name) != own
+        ]
+        return [value for value in opened if value is not None]
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
-
-
-def _others(flat: Any, own: bytes) -> list[bytes]:
-    """Return the values of a hash, as the server sends it, but for one."""
-    pairs = zip(flat[::2], flat[1::2], strict=True)
-    return [bytes(value) for name, value in pairs if bytes(name) != own]

@@ -26,6 +26,7 @@ from redis.exceptions import (
 
 from state.address import StoreKind, parse_address
 from state.cluster import ClusterClient
+from state.seal_guard import SealGuard
 from state.sentinel import SentinelClient
 from state.store import StateError
 
@@ -116,13 +117,14 @@ class RedisSettings(Struct, frozen=True, kw_only=True):
     ``url`` is redis://, rediss:// or unix:// for one server; redis+cluster:// or rediss+cluster://
     with some of the nodes as ``host:port,host:port`` for a cluster; redis+sentinel:// or
     rediss+sentinel:// with the sentinels and ``/service``. ``max_connections`` is per server or
-    node.
+    node. ``guard`` is what opens sealed values; None takes all as they are.
     """
 
     url: str
     command_timeout_s: float = 0.05
     connect_timeout_s: float = 0.25
     max_connections: int = 8
+    guard: SealGuard | None = None
 
 
 def command_client(settings: RedisSettings) -> Client:

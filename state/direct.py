@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         ReplicaId,
         ReplicaState,
     )
+    from state.seal_guard import SealGuard
     from state.store import Question
 
 _log = logging.getLogger(__name__)
@@ -177,9 +178,19 @@ class DirectReader:
         return self._mirror.foreign_leases()
 
     @property
+    def guard(self) -> SealGuard:
+        """What opens sealed values."""
+        return self._mirror.guard
+
+    @property
     def routers(self) -> int:
         """Live routers, with this one."""
         return self._mirror.routers
+
+    @property
+    def rank(self) -> int:
+        """How many of the live routers come before this one, by name."""
+        return self._mirror.rank
 
     def freshness(self) -> tuple[Rung, float]:
         """Return the mirror's rung and age; LOCAL, since the last answer, while lookups rest."""

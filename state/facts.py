@@ -17,6 +17,8 @@ from state.client import read_value
 from state.model import ReplicaFacts
 from state.prefix import block_id
 from state.schema import MALFORMED, MAX_VALUE_BYTES, ReplicaKeys
+from state.seal import Kind
+from state.seal_guard import SealGuard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -64,7 +66,8 @@ def facts_of(
 class FactsBoard:
     """The newest facts of each replica, read in rounds; what did not change costs little."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: SealGuard | None = None) -> None:
+        self._guard = guard or SealGuard()
         self._known: dict[ReplicaId, tuple[bytes, ReplicaFacts | None]] = {}
         self._view: Mapping[ReplicaId, ReplicaFacts] = MappingProxyType({})
         self._next = 0
@@ -106,6 +109,9 @@ class FactsBoard:
         before = self._known.get(replica)
         if before is not None and before[0] == value:
             return before
-        facts = decode_facts(value)
+        opened = self._guard.open(Kind.FACTS, ReplicaKeys(replica).facts, value)
+        if opened is None:
+            return value, before[1] if before is not None else None
+        facts = decode_facts(opened)
         self.malformed_values += facts is None
         return value, facts

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from state.model import BlockId, Tier
 
-PORTION_BLOCKS: Final = 1024
-_GONE_FLOOR_BLOCKS: Final = 2048
+PORTION_BLOCKS: Final = 512
+"""Of 8 KiB: such a portion fits into what the parts of a table leave free when they grow."""
+_GONE_FLOOR_BLOCKS: Final = 2 * PORTION_BLOCKS
 _GONE_DIVISOR: Final = 8
 """An eighth of the journal may be gone before portions are rewritten."""
 _REWRITES_PER_REMOVED: Final = 16

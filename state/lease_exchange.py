@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from state.lease import sum_leases
 from state.schema import LEASES, ROUTER_INDEX, decode_leases, encode_leases
 from state.script import Script, run_scripts
+from state.seal import NO_SEAL, Kind
+from state.seal_guard import SealGuard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +23,14 @@ _NOTHING: Final[Mapping[ReplicaId, LeaseTotals]] = MappingProxyType({})
 class LeaseExchange:
     """``publish`` and ``foreign`` are synchronous; ``exchange`` is a mirror's background round."""
 
-    def __init__(self, router: RouterId, clock: Callable[[], float], lease_ttl_s: float) -> None:
+    def __init__(
+        self,
+        router: RouterId,
+        clock: Callable[[], float],
+        lease_ttl_s: float,
+        guard: SealGuard | None = None,
+    ) -> None:
+        self._guard = guard or SealGuard()
         self._router = router
         self._clock = clock
         self._lease_ttl_s = lease_ttl_s
@@ -37,6 +46,8 @@ class LeaseExchange:
         """Whether the last exchange saw no other router."""
         self.routers = 1
         """Live ones, with this one, as of the last exchange."""
+        self.rank = 0
+        """How many of them come before this one, by name."""
 
     def publish(self, totals: Mapping[ReplicaId, LeaseTotals]) -> None:
         """Set what this router has in flight; the next exchange tells the others."""
@@ -54,7 +65,7 @@ class LeaseExchange:
         now_s = self._clock()
         is_publishing = self._is_changed or now_s - self._published_s >= heartbeat_s
         self._is_changed = False
-        value = encode_leases(self._own) if is_publishing else b""
+        value = self._encoded() if is_publishing else b""
         ttl_ms = round(self._lease_ttl_s * 1000)
         call = self._exchange.call([LEASES, ROUTER_INDEX], [self._router, value, ttl_ms])
         try:
@@ -67,19 +78,32 @@ class LeaseExchange:
         self._take_foreign(board)
         self._received_s = self._clock()
 
+    def _encoded(self) -> bytes:
+        if self._guard.seal is None:
+            return encode_leases(self._own)
+        value = encode_leases(self._own, NO_SEAL)
+        return self._guard.sealed(Kind.LEASES, LEASES, value, self._router)
+
     async def withdraw(self, client: Client) -> None:
         """Take this router off the board."""
         await run_scripts(client, [self._withdraw.call([LEASES, ROUTER_INDEX], [self._router])])
 
+    def _opened(self, router: bytes, value: bytes) -> bytes | None:
+        if self._guard.seal is None:
+            return value
+        return self._guard.open(Kind.LEASES, LEASES, value, router.decode("utf-8", "replace"))
+
     def _take_foreign(self, board: Sequence[Any]) -> None:
         own = self._router.encode()
-        decoded = [
-            decode_leases(value)
+        others = {
+            router: opened
             for router, value in zip(board[::2], board[1::2], strict=True)
-            if router != own
-        ]
+            if router != own and (opened := self._opened(router, value)) is not None
+        }
+        decoded = [decode_leases(value) for value in others.values()]
         self.malformed_values += decoded.count(None)
         self.is_alone = not decoded
         self.routers = 1 + len(decoded)
+        self.rank = sum(router < own for router in others)
         totals = sum_leases(leases for leases in decoded if leases is not None)
         self._foreign = MappingProxyType(totals)

@@ -35,6 +35,7 @@ from state.registry_reader import RegistryReader
 from state.residency import HOLDER_BYTES, Residency
 from state.rhythm import Backoff, Beat, Signal, check_cancelled
 from state.rung import Ladder
+from state.seal_guard import SealGuard
 from state.timing import MirrorTiming, StoreTiming
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Mirror:
         store_timing: StoreTiming = StoreTiming(),  # noqa: B008 - a frozen value
         has_index: bool = True,
     ) -> None:
+        self.guard = guard = settings.guard or SealGuard()
         self._has_index = has_index
         self._settings = settings
         self._router = router
@@ -85,11 +87,13 @@ class Mirror:
         self._timing = timing
         self._residency = Residency(make_table=table_maker(load()))
         lives = {"load_ttl_s": store_timing.load_ttl_s, "record_ttl_s": store_timing.record_ttl_s}
-        self._registry = Registry(grace_s=timing.grace_s, **lives)
+        self._registry = Registry(grace_s=timing.grace_s, guard=guard, **lives)
         self._reader = RegistryReader(min(lives.values()))
-        self._follower = Follower(self._residency, self._on_registered, self._on_deregistered)
-        self._leases = LeaseExchange(router, clock, store_timing.lease_ttl_s)
-        self.facts = FactsBoard()
+        self._follower = Follower(
+            self._residency, self._on_registered, self._on_deregistered, guard
+        )
+        self._leases = LeaseExchange(router, clock, store_timing.lease_ttl_s, guard)
+        self.facts = FactsBoard(guard)
         self._registry_beat, self._snapshot_beat = Beat(), Beat()
         self._tail_beat, self._lease_beat = Beat(), Beat()
         self._progress = Signal()
@@ -163,6 +167,11 @@ class Mirror:
     def routers(self) -> int:
         """Live routers, with this one; as of the last that was heard while the store is away."""
         return self._leases.routers
+
+    @property
+    def rank(self) -> int:
+        """How many of the live routers come before this one, by name: from 0 to routers - 1."""
+        return self._leases.rank
 
     def freshness(self) -> tuple[Rung, float]:
         """Return the rung and the age of the view in seconds; before the first, since the start.

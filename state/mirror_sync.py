@@ -30,6 +30,8 @@ from state.schema import (
     unpack_blocks,
 )
 from state.script import Script, run_scripts
+from state.seal import Kind
+from state.seal_guard import SealGuard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -66,14 +68,15 @@ class Follow:
     def continues(self, entry: Entry) -> bool:
         """Return whether nothing is missing between the last entry and this one.
 
-        A batch may come again, whole: its sidecar did not hear that it was stored.
+        A batch may come again, whole: its sidecar did not hear that it was stored. What clears the
+        cache needs nothing before it, but does not come after what followed it.
         """
         if entry.part == 0:
-            if entry.is_clear:
-                return True
             if self.place is None:
-                return entry.sequence <= 1
+                return entry.is_clear or entry.sequence <= 1
             sequence, part, parts = self.place
+            if entry.is_clear and entry.sequence >= sequence:
+                return True
             is_next = part + 1 == parts and entry.sequence == sequence + 1
             return is_next or entry.sequence == sequence
         return self.place == (entry.sequence, entry.part - 1, entry.parts)
@@ -87,7 +90,9 @@ class Follower:
         residency: Residency,
         on_registered: Callable[[ReplicaId], None],
         on_deregistered: Callable[[ReplicaId, Generation], None],
+        guard: SealGuard | None = None,
     ) -> None:
+        self._guard = guard or SealGuard()
         self._residency = residency
         self._on_registered = on_registered
         self._on_deregistered = on_deregistered
@@ -202,9 +207,9 @@ class Follower:
         for position, values in rows:
             if not self._is_current(follow):
                 return
-            entry = decode_entry(values)
+            entry = self._decoded(follow, values)
             if entry is None:
-                self.malformed_values += 1
+                pass
             elif entry.kind is EntryKind.PURGED:
                 self._residency.remove(follow.replica, entry.tier, unpack_blocks(entry.removed))
             elif entry.kind is not EntryKind.CHANGED:
@@ -215,6 +220,18 @@ class Follower:
                     return
                 await self._apply_change(follow, entry)
             follow.position = position
+
+    def _decoded(self, follow: Follow, values: Sequence[bytes]) -> Entry | None:
+        """Return an entry of the replica's stream; None for one that is ignored, and counted."""
+        opened = values
+        if self._guard.seal is not None and len(values) > 1:
+            told = self._guard.open(Kind.CHANGE, follow.keys.changes, values[1])
+            if told is None:
+                return None
+            opened = (values[0], told)
+        entry = decode_entry(opened)
+        self.malformed_values += entry is None
+        return entry
 
     def _apply_life(self, follow: Follow, entry: Entry) -> None:
         is_same = entry.generation == follow.generation
@@ -259,12 +276,11 @@ class Follower:
     def _is_current(self, follow: Follow) -> bool:
         return self._follows.get(follow.replica) is follow
 
-    @staticmethod
-    def _start_at(follow: Follow, last_entries: Sequence[Sequence[Any]]) -> None:
+    def _start_at(self, follow: Follow, last_entries: Sequence[Sequence[Any]]) -> None:
         follow.position, follow.place = STREAM_START, None
         if last_entries:
             follow.position, values = last_entries[0]
-            last = decode_entry(values)
+            last = self._decoded(follow, values)
             if last and last.kind is EntryKind.CHANGED and last.generation == follow.generation:
                 follow.place = (last.sequence, last.part, last.parts)
         follow.is_synced = True

@@ -105,7 +105,8 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True):
     ``endpoint`` is ``http[s]://host:port`` alone. ``sidecar`` is the writing process's own
     id. ``capacity_pages`` is the size of the KV pool, None where the engine does not tell.
     ``has_events``: the engine publishes what it holds. ``can_fetch``: it takes KV pages of a prefix
-    from another engine that says so, and gives them. ``rank``: what requests have to name to be
+    from another engine that says so, and gives them. ``salts_tails``: it keeps what follows a
+    public prefix apart by its salt (``state.public``). ``rank``: what requests have to name to be
     computed by this one of the engine's data-parallel ranks, None where it is the whole engine.
     ``adapters`` of the model are served by their own names. ``cache_life`` is the same in several
     generations where only the store lost what was announced, empty where that is not known.
@@ -121,6 +122,7 @@ class ReplicaRecord(Struct, frozen=True, kw_only=True):
     has_events: bool = True
     is_draining: bool = False
     can_fetch: bool = False
+    salts_tails: bool = False
     rank: Annotated[int, Meta(ge=0, lt=MAX_RANKS)] | None = None
     adapters: Annotated[tuple[Adapter, ...], Meta(max_length=MAX_ADAPTERS)] = ()
     cache_life: Annotated[str, Meta(max_length=64)] = ""

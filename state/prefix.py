@@ -36,6 +36,7 @@ ChainKey = int | bytes
 CHAIN_VERSION: Final = 1
 TOKEN_BYTES: Final = 4
 ID_BYTES: Final = 16
+_TAIL_TAG: Final = b"warmroute-tail\0\0"
 _ROOT_FIELDS: Final = (
     "model",
     "weights_revision",
@@ -71,6 +72,14 @@ def block_id(data: bytes, key: ChainKey) -> BlockId:
 def chain_root(identity: ModelIdentity, key: ChainKey) -> BlockId:
     """Return the parent id of every first block under ``identity``."""
     return block_id(_framed_identity(identity), key)
+
+
+def tail_root(last: BlockId, scope: str, key: ChainKey) -> BlockId:
+    """Return the parent id of what is private to ``scope`` after the public block ``last``.
+
+    ``key`` is that of the scope; ``last`` names all that a root does, and the public tokens.
+    """
+    return block_id(_TAIL_TAG + last + scope.encode(), key)
 
 
 def namespace_of(identity: ModelIdentity) -> NamespaceId:

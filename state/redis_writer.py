@@ -27,8 +27,6 @@ from state.schema import (
     Entry,
     EntryKind,
     ReplicaKeys,
-    change_entry,
-    encode_entry,
     encode_load,
     encode_record,
     parts_of,
@@ -36,6 +34,8 @@ from state.schema import (
     suffix_tier,
 )
 from state.script import Script, run_scripts
+from state.seal import Kind
+from state.stamp import Stamps
 from state.timing import StoreTiming
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from state.news import Values
     from state.schema import ChangePart
     from state.script import ScriptCall
+    from state.seal import Seal
 
 _JITTER: Final = (0.8, 1.2)
 _RENEWALS_PER_TTL: Final = 4
@@ -74,6 +75,7 @@ class RedisWriter:
         rng: Random,
         timing: StoreTiming = StoreTiming(),  # noqa: B008 - a frozen value
         stream_cap_entries: int = STREAM_CAP_ENTRIES,
+        seal: Seal | None = None,
     ) -> None:
         self._client = client
         self._clock = clock
@@ -88,6 +90,7 @@ class RedisWriter:
         self._touch = Script("touch")
         self._swap = Script("swap")
         self._news = News(clock, rng)
+        self._stamps = Stamps(seal, clock)
 
     async def register(self, record: ReplicaRecord) -> None:
         """Make ``record`` the replica's entry; a new generation starts with nothing resident."""
@@ -98,11 +101,11 @@ class RedisWriter:
             arguments: list[Argument] = [
                 record.generation,
                 record.sidecar,
-                encode_record(record),
+                self._stamps.sealed(Kind.RECORD, keys.record, encode_record(record)),
                 _ms(self._timing.record_ttl_s),
                 self._residency_ttl_ms(),
                 self._stream_cap_entries,
-                encode_entry(Entry(kind=EntryKind.REGISTERED, generation=record.generation)),
+                self._life_entry(keys, EntryKind.REGISTERED, record.generation),
             ]
             # The index first: emptied in between, the server has a record too many, and not a name
             # without one, which readers take for a replica that is gone.
@@ -119,7 +122,11 @@ class RedisWriter:
     ) -> Fence:
         """Keep the replica and its residency alive and publish ``load``, if still ours."""
         keys = ReplicaKeys(record.replica)
-        values = (encode_record(record), encode_load(load) if load else b"")
+        stamped = self._stamps.sealed
+        values = (
+            stamped(Kind.RECORD, keys.record, encode_record(record)),
+            stamped(Kind.LOAD, keys.load, encode_load(load)) if load else b"",
+        )
         arguments: list[Argument] = [
             record.generation,
             record.sidecar,
@@ -127,7 +134,7 @@ class RedisWriter:
             _ms(self._timing.record_ttl_s),
             values[1],
             _ms(self._timing.load_ttl_s),
-            encode_facts(facts) if facts else b"",
+            stamped(Kind.FACTS, keys.facts, encode_facts(facts)) if facts else b"",
             _ms(self._timing.facts_ttl_s),
         ]
         call = self._heartbeat.call([keys.record, keys.load, keys.facts], arguments)
@@ -181,11 +188,12 @@ class RedisWriter:
                 generation,
                 self._residency_ttl_ms(),
                 self._stream_cap_entries,
-                encode_entry(Entry(kind=EntryKind.DEREGISTERED, generation=generation)),
+                self._life_entry(keys, EntryKind.DEREGISTERED, generation),
             ]
             await run_scripts(self._client, [self._deregister.call(names, arguments)])
             await run_scripts(self._client, [self._news.call(replica)])
         self._news.forget(replica)
+        self._stamps.forget(replica)
         self._renewed_s.pop(replica, None)
         self._announced_s.pop(replica, None)
 
@@ -270,7 +278,7 @@ class RedisWriter:
             pipeline.execute_command("PEXPIRE", blocks, blocks_ttl_ms)
             pipeline.execute_command("SADD", keys.sets, suffix)
             pipeline.execute_command("PEXPIRE", keys.sets, ttl_ms)
-        told = (ENTRY_FIELD, encode_entry(change_entry(batch, part)))
+        told = (ENTRY_FIELD, self._stamps.change(keys, batch, part))
         cap = self._stream_cap_entries
         pipeline.execute_command("XADD", keys.changes, "MAXLEN", "~", cap, "*", *told)
         pipeline.execute_command("PEXPIRE", keys.changes, ttl_ms)
@@ -293,6 +301,10 @@ class RedisWriter:
             pipeline.execute_command("PEXPIRE", key, ttl_ms)
         await pipeline.execute()
         self._renewed_s[record.replica] = now_s
+
+    def _life_entry(self, keys: ReplicaKeys, kind: EntryKind, generation: Generation) -> bytes:
+        entry = Entry(kind=kind, generation=generation, seal=self._stamps.blank)
+        return self._stamps.entry(keys, entry)
 
     def _touch_call(self, replica: ReplicaId) -> ScriptCall:
         return self._touch.call([REPLICA_INDEX], [replica, _ms(INDEX_HORIZON_S)])

@@ -6,6 +6,9 @@ store refuses heartbeats, or has just come back from an outage without any, it h
 the replica stays for a grace period, in which its sidecar registers again if it lives. For as long
 after an outage as a record lives, one that was there and lapses is none of a dead sidecar's either:
 its heartbeats of before the outage kept it, and routers may be back earlier than sidecars.
+
+Where seals are required, a value without a good one changes nothing: what was read before stays,
+for as long as a seal is good. By then a sidecar that lives has sealed its record anew.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from state.model import ReplicaState
-from state.schema import decode_load, decode_record
+from state.schema import ReplicaKeys, decode_load, decode_record
+from state.seal import Kind
+from state.seal_guard import SEAL_AGE_S, SealGuard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +35,7 @@ Row = tuple[bytes | None, bytes | None]
 class _Known:
     value: bytes
     record: ReplicaRecord
+    sealed_s: float = 0.0
     load_value: bytes | None = None
     load: ReplicaLoad | None = None
     load_seen_s: float = 0.0
@@ -48,7 +54,17 @@ class _Known:
 class Registry:
     """The replicas of the last round and those in their grace period; no I/O."""
 
-    def __init__(self, *, grace_s: float, load_ttl_s: float, record_ttl_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        *,
+        grace_s: float,
+        load_ttl_s: float,
+        record_ttl_s: float = 5.0,
+        guard: SealGuard | None = None,
+    ) -> None:
+        self._guard = guard or SealGuard()
+        self._refused: dict[ReplicaId, bytes] = {}
+        """The record that was ignored last of each replica, which is not looked at again."""
         self._grace_s = grace_s
         self._record_ttl_s = record_ttl_s
         self._outage_s = float("-inf")
@@ -83,9 +99,11 @@ class Registry:
         for replica, (value, load_value) in rows.items():
             if value is not None:
                 self._confirm(replica, value, load_value, now_s)
-        for replica in list(self._known):
+        for replica in [one for one in self._refused if one not in rows]:
+            del self._refused[replica]
+        for replica, known in list(self._known.items()):
             value, _ = rows.get(replica, (None, None))
-            if value is None:
+            if value is None or self._is_over(known, now_s):
                 self._miss(replica, replica in rows, now_s)
         self._rebuild(now_s)
 
@@ -104,22 +122,48 @@ class Registry:
     ) -> None:
         known = self._known.get(replica)
         if known is None or known.value != value:
-            record = decode_record(value, replica)
-            if record is None:
-                self.malformed_values += 1
+            known = self._read(replica, value, now_s)
+            if known is None:
                 return
-            if known is None or known.record != record:
-                self.version += 1
-            known = self._known[replica] = _Known(value, record)
-        known.doubted_until_s = None
-        known.is_missed = False
+        if not self._is_over(known, now_s):
+            known.doubted_until_s = None
+            known.is_missed = False
         if load_value is None:
             known.load = None
         elif known.load is None or known.load_value != load_value:
-            known.load = decode_load(load_value)
+            opened = self._guard.open(Kind.LOAD, ReplicaKeys(replica).load, load_value)
+            if opened is None:
+                return  # the load before goes by its own time
+            load = decode_load(opened)
+            if load is None or load != known.load:  # the same one may only be sealed anew
+                known.load = load
         known.load_value = load_value
         known.load_seen_s = now_s
         self.malformed_values += load_value is not None and known.load is None
+
+    def _read(self, replica: ReplicaId, value: bytes, now_s: float) -> _Known | None:
+        """Take over a record that was not read before; None for one that is ignored."""
+        if self._refused.get(replica) == value:
+            return None
+        opened = self._guard.open(Kind.RECORD, ReplicaKeys(replica).record, value)
+        if opened is None:
+            self._refused[replica] = value
+            return None
+        record = decode_record(opened, replica)
+        if record is None:
+            self.malformed_values += 1
+            return None
+        known = self._known.get(replica)
+        if known is None or known.record != record:
+            self.version += 1
+            known = self._known[replica] = _Known(value, record)
+        self._refused.pop(replica, None)
+        known.value, known.sealed_s = value, now_s
+        return known
+
+    def _is_over(self, known: _Known, now_s: float) -> bool:
+        """Return whether a record has to have been sealed anew by now, and was not."""
+        return self._guard.is_required and now_s - known.sealed_s > SEAL_AGE_S
 
     def _miss(self, replica: ReplicaId, is_indexed: bool, now_s: float) -> None:  # noqa: FBT001
         """Take a replica out that two rounds in a row found indexed, but without a record.

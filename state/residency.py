@@ -39,7 +39,7 @@ HOLDER_BYTES: Final = 24
 """Further memory per replica that holds it: 16 in the journal, and what is noted as gone."""
 MIN_BYTES: Final = 1 << 20
 _ASKED_CHAINS: Final = 64
-_SPARING_PORTIONS: Final = 4
+_SPARING_PORTIONS: Final = 8
 """In one change; after that many the rest goes unasked, so that no change takes long."""
 _CHECK_BLOCKS: Final = 512
 """So many new blocks may come before the bound is looked at; it is kept that much below."""

@@ -144,6 +144,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     is_clear: bool = False
     removed: bytes = b""
     stored: bytes = b""
+    seal: bytes = b""
+    """The last bytes of the value where there is one, see ``state.seal``."""
 
 
 class ChangePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,8 +176,8 @@ def parts_of(batch: ChangeBatch) -> Iterator[ChangePart]:
         )
 
 
-def change_entry(batch: ChangeBatch, part: ChangePart) -> Entry:
-    """Return the stream entry of one part of ``batch``."""
+def change_entry(batch: ChangeBatch, part: ChangePart, seal: bytes = b"") -> Entry:
+    """Return the stream entry of one part of ``batch``, with room for a seal."""
     return Entry(
         kind=EntryKind.CHANGED,
         generation=batch.generation,
@@ -187,6 +189,7 @@ def change_entry(batch: ChangeBatch, part: ChangePart) -> Entry:
         is_clear=part.is_clear,
         removed=b"".join(part.removed),
         stored=b"".join(part.stored),
+        seal=seal,
     )
 
 
@@ -237,6 +240,8 @@ class _LeaseRow(msgspec.Struct, array_like=True):
     tips: Annotated[tuple[_TipRow, ...], msgspec.Meta(max_length=1_024)] = ()
 
 
+_NOBODY: Final = ""
+"""Whose row of leases is a seal: to routers of an earlier version it is of no replica."""
 _leases_decoder = msgspec.msgpack.Decoder(dict[str, _LeaseRow])
 
 
@@ -269,20 +274,21 @@ def decode_load(value: bytes) -> ReplicaLoad | None:
         return None
 
 
-def encode_leases(totals: Mapping[ReplicaId, LeaseTotals]) -> bytes:
-    """Return the stored form of one router's leases."""
-    return msgspec.msgpack.encode(
-        {
-            replica: (
-                total.inflight,
-                total.uncached_tokens,
-                total.prefilling,
-                round(total.backlog_ms, 1),
-                total.tips,
-            )
-            for replica, total in totals.items()
-        }
-    )
+def encode_leases(totals: Mapping[ReplicaId, LeaseTotals], seal: bytes = b"") -> bytes:
+    """Return the stored form of one router's leases, with room for a seal at its end."""
+    rows: dict[str, tuple[object, ...]] = {
+        replica: (
+            total.inflight,
+            total.uncached_tokens,
+            total.prefilling,
+            round(total.backlog_ms, 1),
+            total.tips,
+        )
+        for replica, total in totals.items()
+    }
+    if seal:
+        rows[_NOBODY] = (0, 0, 0, 0.0, (), seal)
+    return msgspec.msgpack.encode(rows)
 
 
 def decode_leases(value: bytes) -> dict[ReplicaId, LeaseTotals] | None:
@@ -302,4 +308,5 @@ def decode_leases(value: bytes) -> dict[ReplicaId, LeaseTotals] | None:
             tips=tuple(Tip(*tip) for tip in row.tips),
         )
         for replica, row in rows.items()
+        if replica != _NOBODY
     }

@@ -16,7 +16,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from state.schema import MALFORMED
-from state.setting_store import KEPT_VERSIONS, Encoded
+from state.seal import Kind
+from state.seal_guard import SealGuard
+from state.setting_store import DOCUMENT_KEY, KEPT_VERSIONS, Encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -68,9 +70,11 @@ def decoded(value: bytes) -> SettingDocument | None:
         return None
 
 
-def encoded(document: SettingDocument) -> Encoded:
+def encoded(document: SettingDocument, guard: SealGuard | None = None) -> Encoded:
     """Return ``document`` as it is stored; raises ValueError for one that is too large."""
     value = msgspec.json.encode(document)
+    if guard is not None:
+        value = guard.sealed(Kind.SETTINGS, DOCUMENT_KEY, value)
     if len(value) > MAX_DOCUMENT_BYTES:
         message = f"expected at most {MAX_DOCUMENT_BYTES} bytes of settings, got {len(value)}"
         raise ValueError(message)
@@ -91,7 +95,9 @@ class SettingBook:
         fault_of: Callable[[SettingDocument], str | None],
         on_change: Callable[[SettingDocument], None],
         clock: Callable[[], float],
+        guard: SealGuard | None = None,
     ) -> None:
+        self._guard = guard or SealGuard()
         self._store = store
         self._fault_of = fault_of
         self._on_change = on_change
@@ -176,10 +182,10 @@ class SettingBook:
                 previous=self.version,
                 verdict=verdict,
             )
-            stored = encoded(document)
+            stored = encoded(document, self._guard)
             answer = await self._store.put(self._raw or b"", stored, [stored])
             if answer != stored.value:
-                theirs = decoded(answer)
+                theirs = self._opened(answer)
                 raise VersionConflictError(0 if theirs is None else theirs.version)
             self._accept(document, stored.value)
             return document
@@ -190,9 +196,10 @@ class SettingBook:
         return self.version if self.refused is None else self.refused.version
 
     async def _take(self, value: bytes) -> None:
-        document = decoded(value)
+        document = self._opened(value)
         if document is None:
-            self._refuse(None, "what the store has is no document of settings", value)
+            what = "is no document of settings" + (", sealed" if self._guard.is_required else "")
+            self._refuse(None, f"what the store has {what}", value)
         elif document.version < self.version:
             await self._put_back(value)
         else:
@@ -212,12 +219,12 @@ class SettingBook:
         for one in self.history():
             if one.version <= self.document.version - KEPT_VERSIONS:
                 continue
-            kept = encoded(one)
+            kept = encoded(one, self._guard)
             left_bytes -= len(kept.value)
             if left_bytes < 0:
                 break
             history.append(kept)
-        ours = encoded(self.document)
+        ours = encoded(self.document, self._guard)
         answer = await self._store.put(read, ours, history or [ours])
         if answer == ours.value:
             self._accept(self.document, answer)
@@ -225,11 +232,26 @@ class SettingBook:
 
     async def _look_after(self) -> None:
         """Read the history, and let all live on."""
-        found = [decoded(value) for value in await self._store.history()]
+        found = [self._opened(value) for value in await self._store.history()]
         self._note(one for one in found if one is not None)
         await self._store.renew()
+        await self._seal_stored()
         self._is_whole = True
         self._renew_due_s = self._clock() + RENEW_S
+
+    def _opened(self, value: bytes) -> SettingDocument | None:
+        opened = self._guard.open(Kind.SETTINGS, DOCUMENT_KEY, value)
+        return None if opened is None else decoded(opened)
+
+    async def _seal_stored(self) -> None:
+        """Let what is in force be sealed with our key: it may be from before there was one."""
+        if self._guard.seal is None or self.document is None or self.fault or not self._raw:
+            return
+        ours = encoded(self.document, self._guard)
+        if ours.value != self._raw:
+            answer = await self._store.put(self._raw, ours, [ours])
+            if answer == ours.value:
+                self._raw = answer
 
     def _note(self, documents: Iterable[SettingDocument]) -> None:
         self._history |= {one.version: one for one in documents}

@@ -83,6 +83,27 @@ BUGS: Final = (
         tests=("tests/property/test_salt.py",),
     ),
     Bug(
+        name="a prompt begins with a public prefix that it only begins like",
+        file="router/branch.py",
+        old="        return tokens.first(self.mark.tokens) == self.packed",
+        new="        return tokens.first(1) == self.packed[:4]",
+        tests=("tests/unit/test_public_prefix.py",),
+    ),
+    Bug(
+        name="a worker believes what a header calls public",
+        file="sidecar/scope.py",
+        old="            if not mark.is_start_of(packed_prompt):",
+        new="            if mark.tokens < 1:",
+        tests=("tests/unit/test_public_prefix.py",),
+    ),
+    Bug(
+        name="what follows a public prefix is public, too",
+        file="router/outlook.py",
+        old="        tail = tail_root(head[-1], scope, self.keys.of(scope))",
+        new='        tail = tail_root(head[-1], "", self.keys.of(""))',
+        tests=("tests/unit/test_public_chooser.py",),
+    ),
+    Bug(
         name="users whom a tenant keeps apart share",
         file="router/gate.py",
         old="            if user is not None:  # nothing",

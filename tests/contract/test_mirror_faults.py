@@ -339,6 +339,18 @@ async def test_a_router_that_stops_takes_its_leases_along(redis_backend: RedisBa
     assert mirror.foreign_leases() == {}
 
 
+async def test_routers_have_a_place_each_by_their_names(redis_backend: RedisBackend) -> None:
+    """What each takes a part of by its place, none takes twice; a gap closes."""
+    one, three = [await redis_backend.mirror(name) for name in ("r1", "r3")]
+    async with Mirror(
+        redis_backend._server.settings, RouterId("r2"), clock=time.monotonic, rng=Random(4)
+    ) as two:
+        await eventually(lambda: [each.routers for each in (one, two, three)] == [3, 3, 3])
+        assert [each.rank for each in (one, two, three)] == [0, 1, 2]
+    await eventually(lambda: [each.routers for each in (one, three)] == [2, 2])
+    assert [each.rank for each in (one, three)] == [0, 1]
+
+
 async def test_an_outage_between_acquire_and_finish_leaves_no_drift(
     own_server: ValkeyProcess,
 ) -> None:

@@ -171,7 +171,8 @@ async def test_what_a_client_pipelines_beyond_a_bound_waits_in_its_own_socket() 
                 await asyncio.sleep(0.005)
         await asyncio.sleep(0.2)
         connection = running.handled[0].connection
-        assert connection._intake.waiting_bytes < client_module.WAITING_BYTES + 300 * 1024
+        reads = 2  # the one that brings the request, and the one behind it: 256 KiB at most each
+        assert connection._intake.waiting_bytes <= reads * 256 * 1024
         assert len(running.handled) == 1
         gate.set()
         for _ in range(1000):

@@ -67,6 +67,7 @@ async def test_its_body_is_gone_and_the_next_request_is_read_as_ever(
             client.send(post(b'{"next":1}'))
         await play.let_go.wait()
         assert front.server.bodies.held_bytes == 0
+        assert not front.connections[-1].is_timed
         play.may_end.set()
         reply = await client.reply()
         assert (reply.is_complete, reply.body) == (True, EVENT + EVENT + DONE)
@@ -77,6 +78,7 @@ async def test_its_body_is_gone_and_the_next_request_is_read_as_ever(
         assert play.times == 1
         await front.settled()
         assert front.server.bodies.held_bytes == 0
+        assert front.connections[-1].is_timed
 
 
 @with_both_loops

@@ -213,6 +213,22 @@ async def test_an_address_that_tries_keys_is_told_to_wait(stage: Stage, address:
     assert (await stage.ask(good)).status == 200
 
 
+async def test_a_session_of_one_name_is_another_one_for_each_scope(stage: Stage) -> None:
+    """An engine that groups pages by session never joins two tenants."""
+    asked = json.loads(body_for("/v1/chat/completions", "", stream=False)) | {"session_id": "s-1"}
+    told = []
+    for tenant in ("acme", "other", "acme"):
+        stage.reset()
+        sent = json.dumps(asked).encode()
+        assert (await stage.ask(post_to(sent, **bearer(tenant)))).status == 200
+        [received] = stage.posts()
+        told.append(json.loads(received.body)["session_id"])
+    assert told[0] == told[2] != told[1]
+    assert "s-1" not in told
+    too_long = json.dumps(asked | {"session_id": "x" * 257}).encode()
+    assert (await stage.ask(post_to(too_long, **bearer("acme")))).status == 400
+
+
 async def test_an_engine_gets_its_own_key_and_nothing_that_names_the_client(stage: Stage) -> None:
     """A55: with health checks and model lists, too."""
     reply = await stage.ask(
@@ -223,6 +239,7 @@ async def test_an_engine_gets_its_own_key_and_nothing_that_names_the_client(stag
             Cookie="a=b",
             X_Tenant="other",
             OpenAI_Organization="org",
+            X_Session_Id="s-1",
             X_Trace="kept",
         )
     )
@@ -230,7 +247,8 @@ async def test_an_engine_gets_its_own_key_and_nothing_that_names_the_client(stag
     [received] = stage.posts()
     assert received.all(b"authorization") == [f"Bearer {ENGINE_KEY}".encode()]
     names = {name.lower() for name, _ in received.headers}
-    assert not names & {b"x-api-key", b"cookie", b"x-tenant", b"openai-organization"}
+    own = {b"x-api-key", b"cookie", b"x-tenant", b"openai-organization", b"x-session-id"}
+    assert not names & own
     assert received.all(b"x-trace") == [b"kept"]
     probes: list[Received] = []
 

@@ -7,7 +7,6 @@ by its digest. Pages that hold placeholders name it in the events, so that nobod
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -65,7 +64,7 @@ def _seen(part: dict[str, Any]) -> dict[str, Any]:
 
 async def ask_engine(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Any:
     """Return the answer of an engine or router, its headers in lower case among it."""
-    async with http.post(f"{url}/v1/chat/completions", data=json.dumps(body)) as answer:
+    async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
         assert answer.status == 200, await answer.text()
         told = await answer.json()
         return told | {name.lower(): value for name, value in answer.headers.items()}

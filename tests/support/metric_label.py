@@ -29,6 +29,8 @@ from sidecar.pool import STATES
 from state.direct import LookupCounts
 from state.fault import Fault
 from state.model import Rung
+from state.seal import Fault as SealFault
+from state.seal import Kind as SealKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,6 +58,8 @@ CLOSED: Final[dict[tuple[str, str], frozenset[str]]] = {
     ("warmroute_state_rung", "rung"): frozenset(Rung),
     ("warmroute_state_transitions_total", "rung"): frozenset(Rung),
     ("warmroute_state_faults_total", "kind"): frozenset(Fault),
+    ("warmroute_unsealed_values_total", "kind"): frozenset(SealKind),
+    ("warmroute_unsealed_values_total", "fault"): frozenset(SealFault),
     ("warmroute_state_lookups_total", "outcome"): frozenset(LookupCounts.__struct_fields__),
     ("warmroute_overload_rung", "rung"): frozenset(rung.name.lower() for rung in LoadRung),
     ("warmroute_overload_transitions_total", "rung"): frozenset(

@@ -64,13 +64,14 @@ class PageLog:
 
     ``evictions`` are the times at which a page was removed, one for each copy; ``clears`` those of
     resets, as the engine told of them; ``lives`` counts the engine's processes, ``batches`` what
-    all of them told.
+    all of them told; ``opaque`` are the names of pages that an image is in, or before.
     """
 
     evictions: list[float] = field(default_factory=list)
     clears: list[float] = field(default_factory=list)
     lives: int = 0
     batches: int = 0
+    opaque: set[object] = field(default_factory=set)
     _names: dict[tuple[object, Page], object] = field(default_factory=dict)
     _copies: defaultdict[object, _Copies] = field(default_factory=lambda: defaultdict(_Copies))
     _next: int | None = None
@@ -104,6 +105,8 @@ class PageLog:
                 page = tuple(event["token_ids"][index * size : (index + 1) * size])
                 self._names[parent, page] = name
                 self._copies[name].add(told_s, 1)
+                if parent in self.opaque or _has_image(event, index):
+                    self.opaque.add(name)
                 parent = name
         elif event["type"] == "BlockRemoved":
             for name in event["block_hashes"]:
@@ -125,7 +128,17 @@ class PageLog:
     @property
     def held_pages(self) -> int:
         """How many distinct pages the engine holds now."""
-        return sum(1 for copies in self._copies.values() if copies.counts and copies.counts[-1])
+        return sum(1 for _ in self._held())
+
+    @property
+    def held_text_pages(self) -> int:
+        """The same of pages that no image is in, or before."""
+        return sum(1 for name in self._held() if name not in self.opaque)
+
+    def _held(self) -> Iterator[object]:
+        for name, copies in self._copies.items():
+            if copies.counts and copies.counts[-1]:
+                yield name
 
     def run_at(self, pages: Sequence[Page], moment_s: float, salt: str | None = None) -> int:
         """Return how many leading ``pages`` the engine held, as far as it had told."""
@@ -152,7 +165,12 @@ class PageLog:
 def _salt_of(event: dict[str, Any]) -> str | None:
     """Return what keeps the first page of a prompt apart from others with the same tokens."""
     [*extra] = (event.get("extra_keys") or [None])[0] or ()
-    return extra[0] if extra else None
+    return next((key for key in extra if isinstance(key, str)), None)
+
+
+def _has_image(event: dict[str, Any], index: int) -> bool:
+    keys = (event.get("extra_keys") or [])[index : index + 1]
+    return any(isinstance(key, list) for key in (keys[0] if keys else None) or ())
 
 
 async def replayed(context: zmq.asyncio.Context, port: int, start: int) -> dict[int, bytes]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 END: Final = (2**64 - 1).to_bytes(8, "big")
 KEPT_BATCHES: Final = 10_000
 MODEL: Final = "sglang-model"
+HEALTH_S: Final = 1.0
+"""A check computes a token, and looks whether it came after so long, as SGLang does."""
 WORDS: Final = "lazy dogs jump over quick brown foxes " * 4
 
 
@@ -163,6 +165,7 @@ class SglangEngine:
             await self._replayer.send_multipart([client, b"", END, b""])
 
     async def _health(self, _: web.Request) -> web.Response:
+        await asyncio.sleep(HEALTH_S)
         return web.Response(status=200 if self.is_healthy else 503)
 
     async def _models(self, _: web.Request) -> web.Response:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 SPECIAL_TOKENS: Final = ("<|bos|>", "<|im_start|>", "<|im_end|>", "<tool_call>")
@@ -51,6 +52,7 @@ def write_tokenizer(
     chat_template: str | list[dict[str, str]] | None = CHAT_TEMPLATE,
     config: dict[str, Any] | None = None,
     vocabulary_size: int = 1000,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
 ) -> Path:
     """Train a tokenizer, save it with its config in ``folder`` and return the folder.
 
@@ -63,7 +65,7 @@ def write_tokenizer(
         vocab_size=vocabulary_size,
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[AddedToken(text, special=True) for text in SPECIAL_TOKENS],
+        special_tokens=[AddedToken(text, special=True) for text in special_tokens],
     )
     tokenizer.train_from_iterator(_WORDS * 20, trainer)
     bos = SPECIAL_TOKENS[0]

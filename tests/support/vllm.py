@@ -59,9 +59,13 @@ def write_model_tokenizer(folder: Path) -> Path:
 def write_model(folder: Path, vllm: Path) -> Path:
     """Write a tiny model with random weights and a tokenizer of its own to ``folder``."""
     write_model_tokenizer(folder)
-    script = Path(__file__).with_name("tiny_llama.py")
+    return made_by("tiny_llama.py", folder, vllm)
+
+
+def made_by(script: str, folder: Path, vllm: Path) -> Path:
+    """Let a script beside this file write a model to ``folder``; returns the folder."""
     made = subprocess.run(
-        [vllm.with_name("python"), "-P", script, folder],
+        [vllm.with_name("python"), "-P", Path(__file__).with_name(script), folder],
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
@@ -83,17 +87,7 @@ def write_text_model(name: str, folder: Path, vllm: Path) -> Path:
     (folder / "tokenizer.json").write_bytes(
         definition or unpacked(f"tokenizers/{name}/tokenizer.json.zst")
     )
-    made = subprocess.run(
-        [vllm.with_name("python"), "-P", Path(__file__).with_name("tiny_weights.py"), folder],
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode:
-        message = f"no model was made:\n{made.stderr[-LOG_TAIL_BYTES:]}"
-        raise NoEngineError(message)
-    return folder
+    return made_by("tiny_weights.py", folder, vllm)
 
 
 def vllm_command(vllm: Path, model: Path, pages: int, *switches: str) -> Command:

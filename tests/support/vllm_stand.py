@@ -70,7 +70,7 @@ class Stand(Struct, frozen=True):
             seen = (await self.fleet.seen())[name]
             return (
                 gauges["warmroute_sidecar_event_batches_total"] >= log.batches
-                and seen["resident_blocks"] == log.held_pages
+                and seen["resident_blocks"] == log.held_text_pages
             )
 
         for name, log in self.logs.items():

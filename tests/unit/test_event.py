@@ -115,6 +115,18 @@ def test_digests_and_ints_of_either_sign_name_the_same_page() -> None:
         assert event.handles[0] == event.parent == pattern
 
 
+@pytest.mark.parametrize("session", ["s-1", "", "x" * (1 << 20), 7, ["s"], b"\xff", None, True])
+def test_a_session_changes_nothing_and_goes_no_further(session: object) -> None:
+    """A client chooses it, as long as it likes; the event is about pages all the same."""
+    slots: list[object] = [[11, 12], None, [1, 2, 3, 4], 2, None, "GPU", None]
+    slots += [None, 0, "full_attention", None, None, None, session]
+    plain = only_store(stored(group_idx=0))
+    assert only_store(["BlockStored", *slots]) == plain
+    assert only_store(stored(group_idx=0, session_id=session)) == plain
+    batch = decode(["BlockStored", *slots])
+    assert (batch.unknown_events, batch.malformed_events) == (0, 0)
+
+
 def test_an_offload_placeholder_without_tokens_is_kept_as_such() -> None:
     """B15."""
     event = only_store(stored(token_ids=[], block_size=0, medium="CPU"))
@@ -202,6 +214,8 @@ def test_adapter_and_salt_of_the_same_text_are_both_seen() -> None:
         ({"extra_keys": [[["image", -2]], None]}, 0),
         ({"extra_keys": [["image", "salt"], None]}, 0),
         ({"extra_keys": [None, ["image"]]}, 1),
+        ({"extra_keys": [None, [["image", -1], ["image", 1]]]}, 1),
+        ({"extra_keys": [[["image", 1], "salt"], [["image", -1]]]}, 0),
         ({"extra_keys": [["text"], None], "parent_block_hash": 9}, 0),
         ({"extra_keys": [[b"embeds"], None]}, 0),
         ({"extra_keys": [[7], None]}, 0),

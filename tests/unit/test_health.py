@@ -34,6 +34,7 @@ class Engine:
     def __init__(self) -> None:
         self.is_ill = False
         self.is_silent = False
+        self.pause_s = 0.0
         self.checks = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -43,6 +44,7 @@ class Engine:
                 self.checks += is_check
                 if self.is_silent:
                     continue
+                await asyncio.sleep(self.pause_s if is_check else 0.0)
                 status = b"500 Ill" if self.is_ill else b"200 OK"
                 body = b"" if is_check else MODELS
                 writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, len(body)))
@@ -128,6 +130,39 @@ async def test_a_check_does_not_count_that_ran_out_of_time_because_we_were_late(
         await eventually(lambda: not health.is_up(GPU))
         assert not health.is_answering(GPU)
         engine.is_silent = False
+        await eventually(lambda: health.is_up(GPU))
+
+
+async def test_checks_that_an_engine_computes_something_for_may_take_that_long() -> None:
+    """SGLang answers a check after 1 s, or 2 s; who went down may come back as such an engine."""
+    engine = Engine()
+    engine.pause_s = 0.25
+    async with watched(engine, timeout_s=0.2) as health:
+        await eventually(lambda: health.is_up(GPU))
+        before = engine.checks
+        await eventually(lambda: engine.checks >= before + 5)
+        assert health.is_up(GPU)
+        engine.pause_s = 0.5
+        await eventually(lambda: engine.checks >= before + 10)
+        assert health.is_up(GPU)
+        engine.is_silent = True
+        await eventually(lambda: not health.is_up(GPU))
+        assert health.silent
+
+
+@pytest.mark.parametrize("is_refusing", [True, False])
+async def test_another_engine_in_the_place_of_a_fast_one_may_be_slow(*, is_refusing: bool) -> None:
+    engine = Engine()
+    async with watched(engine, timeout_s=0.2) as health:
+        await eventually(lambda: health.is_up(GPU))
+        if is_refusing:
+            engine.pause_s = 0.4
+            health.refused(GPU)
+        else:
+            engine.is_ill = True
+            await eventually(lambda: not health.is_up(GPU))
+            engine.is_ill, engine.pause_s = False, 0.4
+        assert not health.is_up(GPU)
         await eventually(lambda: health.is_up(GPU))
 
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from policies.model import Candidate, Decision, Reason, ReplicaView
 from prompt.model import PromptTokens, ReadPrompt
 from prompt.run import RunTokens, TokenRun
 from router.account import Call
+from router.chooser import Choice
 from router.long_answer import MOST_BYTES, lighten
 from router.quarantine import Quarantine, QuarantineSettings
 from router.watch import SLICE_LEAST, Watch
@@ -61,10 +63,23 @@ def call_of(body: bytes) -> tuple[Call, list[str], Any]:
     return call, lightened, SimpleNamespace(connection=connection)
 
 
+def let_go(
+    call: Call, request: Any, quarantine: Quarantine | None = None, *, keeps_ids: bool
+) -> Choice:
+    """Return the choice of a call that let go of what it can."""
+    views, scored = (ReplicaView(B),), (Candidate(B, 1.0, {"wait": 1.0}, 0),)
+    choice = Choice(*[cast("Any", None)] * 7)  # what it took is of no interest here
+    choice.views, choice.decision = views, Decision(B, Reason.LOAD, 0, scored)
+    known = quarantine or Quarantine(QuarantineSettings(), b"s" * 32)
+    lighten(call, request, choice, known, keeps_ids=keeps_ids)
+    return choice
+
+
 def test_body_and_ids_go_and_their_number_stays() -> None:
     call, lightened, request = call_of(b"body")
-    lighten(call, request, Quarantine(QuarantineSettings(), b"s" * 32), keeps_ids=False)
+    choice = let_go(call, request, keeps_ids=False)
     assert (call.body, lightened) == (b"", ["connection"])
+    assert (request.headers.received, choice.views, choice.decision.candidates) == ((), (), ())
     assert call.routed is not None
     prompt = call.routed.prompt
     assert [tokens.count for tokens in prompt.prompts] == [300, 210]
@@ -76,13 +91,13 @@ def test_body_and_ids_go_and_their_number_stays() -> None:
             tokens.chain(ROOT, 64, 0)
         with pytest.raises(LookupError):
             _ = tokens.packed
-    lighten(call, request, Quarantine(QuarantineSettings(), b"s" * 32), keeps_ids=False)
+    let_go(call, request, keeps_ids=False)
     assert lightened == ["connection"]
 
 
 def test_the_ids_stay_where_somebody_looks_at_them_at_the_end() -> None:
     call, lightened, request = call_of(b"body")
-    lighten(call, request, Quarantine(QuarantineSettings(), b"s" * 32), keeps_ids=True)
+    let_go(call, request, keeps_ids=True)
     assert (call.body, lightened) == (b"", ["connection"])
     assert call.routed is not None
     assert call.routed.prompt.prompts[0].packed == IDS
@@ -91,7 +106,7 @@ def test_the_ids_stay_where_somebody_looks_at_them_at_the_end() -> None:
 def test_a_request_without_its_body_is_suspect_and_cleared_like_one_with_it() -> None:
     quarantine = Quarantine(QuarantineSettings(), b"s" * 32)
     call, _, request = call_of(b"body")
-    lighten(call, request, quarantine, keeps_ids=False)
+    let_go(call, request, quarantine, keeps_ids=False)
     assert call.key == quarantine.key(call.path, b"body")
     for replica in (A, B):
         quarantine.suspect(replica, call.key, 1.0)
@@ -104,7 +119,7 @@ def test_a_request_without_its_body_is_suspect_and_cleared_like_one_with_it() ->
 def test_a_body_that_takes_long_to_digest_stays() -> None:
     body = bytes(MOST_BYTES + 1)
     call, lightened, request = call_of(body)
-    lighten(call, request, Quarantine(QuarantineSettings(), b"s" * 32), keeps_ids=False)
+    let_go(call, request, keeps_ids=False)
     assert (call.body is body, call.key, lightened) == (True, None, [])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -15,17 +15,24 @@ from prompt.model import PromptTokens, ReadPrompt, Unroutable
 from prompt.reader import CHAT_PATH, MESSAGE_PATH, RESPONSE_PATH, PromptReader
 from prompt.request import decode_chat
 from prompt.tokenizer_codec import TokenizerCodec
+from router.outlook import BYTES_PER_TOKEN
 from state.memory import MemoryState
 from state.model import ChangeBatch, Generation, ReplicaId, ReplicaRecord, RouterId
 from state.prefix import TOKEN_BYTES, namespace_of, pack_tokens
 from support.choosing import IDENTITY, Choosing, chain_for, member_of, prompt_for
+from support.sighted import IMAGE_MARK, write_sighted_tokenizer
 from support.tokenizer import write_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Json = dict[str, Any]
 
 CAT: Json = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 DOG: Json = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAB"}}
 ASK: Json = {"type": "text", "text": "what is it?"}
+SEAM_TOKENS = 6
+"""Before an image: ids of a text that might have gone on."""
 SYSTEM: Json = {"role": "system", "content": "You are a helpful assistant. " * 8}
 
 
@@ -68,12 +75,11 @@ async def test_two_images_with_one_text_part_where_the_image_is(codec: Tokenizer
     """A70, C48: and a third image, further back, only there."""
     cat, dog = [await read(codec, SYSTEM, user(each, ASK)) for each in (CAT, DOG)]
     both = await read(codec, SYSTEM, user(CAT, ASK, DOG))
-    plain = load_codec(None).chat_tokens([SYSTEM, user()], None, options={})
     shared = common(likeness(cat), likeness(dog))
     assert shared < common(likeness(cat), likeness(both))
     assert common(likeness(cat), likeness(cat)) > shared + LIKENESS_BYTES
-    assert abs(shared - common(likeness(cat), plain)) < 40
     assert cat.head is not None
+    assert 0 < shared - len(cat.head.packed) < 40
     assert cat.head == dog.head == both.head
 
 
@@ -100,11 +106,90 @@ def test_the_head_is_what_an_engine_computes_whatever_it_makes_of_an_image(
     assert head.count >= len(before) // TOKEN_BYTES
 
 
-async def test_without_a_tokenizer_there_is_a_likeness_and_no_head(codec: TokenizerCodec) -> None:
+@pytest.fixture(scope="module")
+def sighted(tmp_path_factory: pytest.TempPathFactory) -> TokenizerCodec:
+    """Return the codec of a model whose template is given parts."""
+    loaded = load_codec(write_sighted_tokenizer(tmp_path_factory.mktemp("sighted")))
+    assert isinstance(loaded, TokenizerCodec)
+    return loaded
+
+
+@given(st.text(max_size=20), st.integers(min_value=0, max_value=2))
+def test_a_template_that_is_given_parts_has_its_head_up_to_the_image(
+    sighted: TokenizerCodec, rest: str, turns: int
+) -> None:
+    """Whatever follows, also in the same message; the few ids at the seam are left out."""
+    before = [SYSTEM, *turns * [user(ASK), {"role": "assistant", "content": "a cat"}]]
+    asked = {"type": "text", "text": "The quick brown fox jumps over what? " * 9}
+    call = decode_chat(body_of(*before, user(ASK, asked, CAT, {"type": "text", "text": rest})))
+    head = media_prompt(call, sighted).head
+    assert head is not None
+    shown = user(ASK, asked, {"type": "text", "text": IMAGE_MARK + rest})
+    whole = sighted.chat_tokens([*before, shown], None, options={})
+    assert whole.startswith(head.packed)
+    ids = memoryview(whole).cast("I").tolist()
+    [mark] = memoryview(sighted.text_tokens(IMAGE_MARK, add_special_tokens=False)).cast("I")
+    assert ids.index(mark) - SEAM_TOKENS <= head.count <= ids.index(mark)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("image", CAT),
+        ("video", {"type": "video_url", "video_url": {"url": "http://x/1"}}),
+        ("audio", {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}),
+    ],
+)
+def test_a_template_may_write_another_beginning_where_it_sees_media(
+    tmp_path: Path, kind: str, part: Json
+) -> None:
+    """Some leave the rules out beside an image: then these are no part of the head."""
+    source = (
+        "{%- set found = namespace(media=false) %}"
+        "{%- for m in messages %}{%- for part in m.content %}"
+        f"{{%- if part.type == '{kind}' %}}{{%- set found.media = true %}}{{%- endif %}}"
+        "{%- endfor %}{%- endfor %}"
+        "{%- for m in messages %}{%- if m.role != 'system' or not found.media %}"
+        "{{- '<|im_start|>you are asked by the ' + m.role }}"
+        "{%- for part in m.content %}{{- part.text if part.type == 'text' else '[it]' }}"
+        "{%- endfor %}{%- endif %}{%- endfor %}"
+    )
+    codec = load_codec(write_tokenizer(tmp_path, chat_template=source))
+    head = media_prompt(decode_chat(body_of(SYSTEM, user(ASK, part))), codec).head
+    assert head is not None
+    shown = codec.chat_tokens([user(ASK)], None, options={})
+    assert shown.startswith(head.packed)
+
+
+async def test_without_a_tokenizer_there_is_a_likeness_and_no_head() -> None:
     async with PromptReader({}, load_codec(None)) as reader:
-        rough = await reader.read(CHAT_PATH, body_of(SYSTEM, user(CAT, ASK)))
+        rough, other = [
+            await reader.read(CHAT_PATH, body_of(SYSTEM, user(each, ASK))) for each in (CAT, DOG)
+        ]
     assert rough.head is None
-    assert likeness(rough) == likeness(await read(codec, SYSTEM, user(CAT, ASK)))
+    plain = load_codec(None).chat_tokens([SYSTEM, user()], None, options={})
+    shared = common(likeness(rough), likeness(other))
+    assert abs(shared - common(likeness(rough), plain)) < 40
+
+
+@pytest.mark.parametrize("words", ["helpful assistant sentences ", "a b c d e f ", "你好世界 "])
+async def test_of_a_text_before_an_image_no_more_is_guessed_than_is_known(
+    codec: TokenizerCodec, sighted: TokenizerCodec, words: str
+) -> None:
+    """However many bytes its tokens have; images of the same text are told apart by its end."""
+    long = {"role": "system", "content": words * 60}
+    asked, thanked = [{"type": "text", "text": words * 30 + end} for end in ("it?", "it!")]
+    for each in (codec, sighted):
+        cat, dog = [await read(each, long, user(asked, one)) for one in (CAT, DOG)]
+        other = await read(each, long, user(thanked, CAT))
+        assert cat.head is not None
+        guessed = common(likeness(cat), likeness(dog)) / BYTES_PER_TOKEN
+        assert common(likeness(cat), likeness(other)) < guessed * BYTES_PER_TOKEN
+        if each is sighted:
+            assert cat.head.count <= guessed < cat.head.count + 1
+        else:
+            said = len((words * 30).encode()) / BYTES_PER_TOKEN
+            assert cat.head.count <= guessed < cat.head.count + said + 10
 
 
 @pytest.mark.parametrize(
@@ -192,11 +277,13 @@ async def test_an_image_is_the_same_in_all_three_ways_to_send_it(codec: Tokenize
         ask = {"type": "input_text", "text": ASK["text"]}
         for picture, chat in zip(inputs, (cat, dog), strict=True):
             response = await seen(RESPONSE_PATH, response_of(picture, ask))
-            assert likeness(response) == likeness(chat)
             assert response.head is not None
             assert chat.head is not None
             special = codec.text_prompt("", add_special_tokens=True).packed
             assert response.head.packed == special + chat.head.packed
+            assert likeness(response).endswith(
+                likeness(chat)[len(chat.head.packed) * TOKEN_BYTES :]
+            )
         for image, chat in ((block("AAAA"), cat), (block("AAAB"), dog), (link, web)):
             message = await seen(MESSAGE_PATH, messages_of(image, ASK))
             assert (likeness(message), message.head) == (likeness(chat), chat.head)

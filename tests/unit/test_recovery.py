@@ -48,6 +48,7 @@ class Rig:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, settings: RetrySettings) -> None:
         self.now_s = 0.0
+        self.standing = (0, 1)
         self.waits = 0
         self.dead: set[ReplicaId] = set()
         self.buried: list[ReplicaId] = []
@@ -70,6 +71,7 @@ class Rig:
                 quarantine=self.quarantine,
                 autopsy=stand_in,
                 clock=lambda: self.now_s,
+                standing=lambda: self.standing,
             )
         )
         monkeypatch.setattr("router.recovery.asyncio.sleep", self.sleep)
@@ -165,6 +167,27 @@ async def test_suspects_go_to_different_replicas_as_long_as_there_are_any(rig: R
         rig.recovery.ended(call)
         rig.recovery.ended(call)
     assert await rig.settle(rig.call(), ReplicaDiedError("m"), A, b"last") == {A}
+
+
+@pytest.mark.parametrize(
+    ("rank", "routers", "wanted"),
+    [(0, 2, [C, B, D]), (1, 2, [B, D, C]), (2, 3, [C, B, D]), (3, 4, [D, B, C]), (7, 8, [B, C, D])],
+)
+async def test_suspects_of_several_routers_go_to_different_parts_of_the_fleet(
+    rig: Rig, rank: int, routers: int, wanted: list[ReplicaId]
+) -> None:
+    """Or the one that kills its second replica takes with it what another router sent there."""
+    rig.standing = (rank, routers)
+    calls = [rig.call() for _ in wanted]
+    for number, call in enumerate(calls):
+        tried = await rig.settle(call, ReplicaDiedError("m"), A, b"body %d" % number, 100)
+        rig.recovery.began(call, next(each for each in (B, C, D) if each not in tried))
+    assert [call.suspect_on for call in calls] == wanted
+
+
+async def test_nobody_else_is_kept_from_a_part_of_the_fleet(rig: Rig) -> None:
+    rig.standing = (0, 2)
+    assert await rig.settle(rig.call(), ReplicaUnreachableError("m"), A) == {A}
 
 
 async def test_where_a_replica_was_lost_a_request_waits_for_its_turn(rig: Rig) -> None:

@@ -54,6 +54,16 @@ def test_a_descriptor_tells_the_cache_and_where_each_rank_publishes() -> None:
     }
 
 
+def test_the_replay_is_where_the_block_says() -> None:
+    """0.5.23 has its port there; the text of the option need not be shown."""
+    block = {**BLOCK, "replay_endpoint_port_base": 7557}
+    for config in (json.dumps(CONFIG), None):
+        info = info_of({**NEWEST, "kv_events": block, "kv_events_config": config})
+        assert info is not None
+        replays = [source.replay for source in info.sources.values()]
+        assert replays == ["tcp://10.0.0.7:7557", "tcp://10.0.0.7:7558"]
+
+
 def test_older_servers_tell_only_what_they_were_started_with() -> None:
     raw = {key: value for key, value in NEWEST.items() if key != "kv_events"} | {"dp_size": 1}
     info = info_of(raw)

@@ -10,8 +10,8 @@ import pytest
 
 from policies.hot import HeatMap, HotSettings
 from prompt.model import PromptTokens, ReadPrompt
+from router.branch import Branch
 from router.chooser import Routed
-from router.outlook import Branch
 from router.warm_setting import LEAST_KEPT_BYTES, WarmUpSettings
 from router.warm_text import PrefixTexts
 from state.model import ModelIdentity, ReplicaId
