@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from state.model import ReplicaState
 from state.schema import ReplicaKeys, decode_load, decode_record
-from state.seal import Kind
+from state.seal import MOST_BYTES, Kind
 from state.seal_guard import SEAL_AGE_S, SealGuard
 
 if TYPE_CHECKING:
@@ -147,7 +147,8 @@ class Registry:
             return None
         opened = self._guard.open(Kind.RECORD, ReplicaKeys(replica).record, value)
         if opened is None:
-            self._refused[replica] = value
+            if len(value) <= MOST_BYTES:
+                self._refused[replica] = value
             return None
         record = decode_record(opened, replica)
         if record is None:

@@ -44,6 +44,8 @@ _PACKED_BYTES: Final = len(_PACKED_HEAD) + SEAL_BYTES
 NO_SEAL: Final = bytes(SEAL_BYTES)
 """What a msgpack value that is to be sealed ends with, as its last byte string."""
 _PLACES_KEPT: Final = 8_192
+MOST_BYTES: Final = 1 << 20
+"""A larger value is none of anybody's, and is not looked through for a seal."""
 
 
 class Kind(enum.StrEnum):
@@ -110,6 +112,8 @@ class Seal:
 
     def opened(self, kind: Kind, key: str, value: bytes, field: str = "") -> Opened:
         """Return what ``value`` says and whether its seal is good, of whatever time."""
+        if len(value) > MOST_BYTES:
+            return Opened(value, 0, Fault.UNSEALED)
         if kind in _JSON_KINDS:
             shown, seal = _split_json(value)
             body = shown

@@ -151,6 +151,8 @@ class SettingBook:
         elif value != self._raw:
             await self._take(value)
         elif not self._is_whole or self._clock() >= self._renew_due_s:
+            if self.fault and self._is_forged(value):  # so seldom: it may be written again
+                await self._put_back(value)
             await self._look_after()
         self.rounds += 1
 
@@ -242,6 +244,13 @@ class SettingBook:
     def _opened(self, value: bytes) -> SettingDocument | None:
         opened = self._guard.open(Kind.SETTINGS, DOCUMENT_KEY, value)
         return None if opened is None else decoded(opened)
+
+    def _is_forged(self, value: bytes) -> bool:
+        """Return whether ``value`` is ignored for its seal; what cannot be read may be newer."""
+        seal = self._guard.seal
+        if seal is None or not self._guard.is_required or self.document is None:
+            return False
+        return seal.opened(Kind.SETTINGS, DOCUMENT_KEY, value).fault is not None
 
     async def _seal_stored(self) -> None:
         """Let what is in force be sealed with our key: it may be from before there was one."""

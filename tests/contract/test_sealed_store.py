@@ -31,14 +31,14 @@ from state.schema import (
 from state.scope_purge import purge_namespaces
 from state.seal import Fault, Kind, Seal
 from state.seal_guard import SealGuard
-from state.setting_book import SettingBook, SettingDocument, encoded
+from state.setting_book import RENEW_S, SettingBook, SettingDocument, encoded
 from state.setting_store import DOCUMENT_KEY, RedisSettingStore
 from support.fleet import until
 from support.fleet_state import NAMESPACE, A, B, batch, blocks, record
 from support.state_backend import FAST_ROUNDS, LASTING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from state.client import Client
     from state.model import ReplicaId
@@ -232,14 +232,16 @@ async def test_canary_sums_count_where_a_router_sealed_them(stand: Stand) -> Non
     assert await store.exchange("e1", "r2", b"") == [b"sums of r1"]
 
 
-def book_of(stand: Stand, *, is_required: bool) -> SettingBook:
+def book_of(
+    stand: Stand, *, is_required: bool, clock: Callable[[], float] = time.monotonic
+) -> SettingBook:
     store = RedisSettingStore(stand.server.settings)
     stand.stack.push_async_callback(store.aclose)
     return SettingBook(
         store,
         fault_of=lambda _: None,
         on_change=lambda _: None,
-        clock=time.monotonic,
+        clock=clock,
         guard=stand.guard(is_required=is_required),
     )
 
@@ -279,3 +281,41 @@ async def test_forged_settings_leave_those_before_in_force_and_can_be_written_ov
     other = book_of(stand, is_required=True)
     await other.exchange()
     assert (other.version, other.document and other.document.settings) == (2, {"a": 3})
+
+
+async def test_a_router_that_comes_later_gets_the_settings_that_a_forgery_took_away(
+    stand: Stand,
+) -> None:
+    """What was written over counts no more than what was deleted: who has it puts it back."""
+    now_s = [0.0]
+    book = book_of(stand, is_required=True, clock=lambda: now_s[0])
+    await book.write({"a": 1}, author="a", reason="r", unix_s=1.0, expected_version=0)
+    await book.exchange()
+    forged = encoded(document(50, a=2)).value
+    await run_command(stand.client, "SET", DOCUMENT_KEY, forged)
+    await book.exchange()
+    await book.exchange()
+    assert await run_command(stand.client, "GET", DOCUMENT_KEY) == forged
+    late = book_of(stand, is_required=True)
+    await late.exchange()
+    assert (late.version, bool(late.fault)) == (0, True)
+    now_s[0] += RENEW_S
+    await book.exchange()
+    await late.exchange()
+    for one in (book, late):
+        assert (one.version, one.document and one.document.settings) == (1, {"a": 1})
+        assert one.fault == ""
+
+
+async def test_settings_that_were_sealed_and_cannot_be_read_here_are_left(stand: Stand) -> None:
+    """They may be those of a later version of the router."""
+    now_s = [0.0]
+    book = book_of(stand, is_required=True, clock=lambda: now_s[0])
+    await book.write({"a": 1}, author="a", reason="r", unix_s=1.0, expected_version=0)
+    later = stand.seal.sealed(Kind.SETTINGS, DOCUMENT_KEY, b'{"version":"2"}')
+    await run_command(stand.client, "SET", DOCUMENT_KEY, later)
+    for _ in range(3):
+        await book.exchange()
+        now_s[0] += RENEW_S
+    assert await run_command(stand.client, "GET", DOCUMENT_KEY) == later
+    assert (book.version, bool(book.fault)) == (1, True)

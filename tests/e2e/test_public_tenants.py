@@ -332,3 +332,25 @@ async def test_in_a_mixed_pool_each_replica_s_prediction_is_what_it_has(tmp_path
             assert {("w0", True), ("shut", True)} <= again
             assert front.asked
             assert PUBLIC_PREFIX_HEADER.lower() not in front.headers
+
+
+async def test_several_prompts_and_answers_of_a_request_share_the_public_part_alone(
+    tmp_path: Path,
+) -> None:
+    """Two prompts with two answers each; the first one says which prefix it is."""
+    async with running(tmp_path, 1) as stage:
+        one, other = (
+            stage.codec.chat_tokens(stage.messages(number), None, options={}) for number in (1, 2)
+        )
+        url = f"{stage.fleet.router.url}/v1/completions"
+        for first, shared in ((one[TOKEN_BYTES:], 0), (one, 2 * stage.public_tokens())):
+            prompts = [memoryview(packed).cast("I").tolist() for packed in (first, other)]
+            cached = []
+            for tenant in ("acme", "other", "left"):
+                body = {"model": MODEL, "max_tokens": 1, "prompt": prompts, "n": 2}
+                sent = {"Authorization": f"Bearer {key_of(tenant)}"}
+                async with stage.fleet.http.post(url, json=body, headers=sent) as answer:
+                    told = msgspec.json.decode(await answer.read())
+                    assert answer.status == 200, told
+                    cached.append(told["usage"]["prompt_tokens_details"]["cached_tokens"])
+            assert cached == [shared // 2, shared, shared]

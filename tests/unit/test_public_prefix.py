@@ -186,6 +186,56 @@ def test_a_prefix_is_read_again_when_its_model_is_read_otherwise_or_a_while_has_
     assert len(reads) == 4
 
 
+def test_who_serves_meanwhile_does_not_wait_for_texts_to_be_read(codec: Codec) -> None:
+    """Until they are, prompts are private; while they are read again, what was known counts."""
+    now_s, works = [0.0], list[Any]()
+    one = PublicPrefixSettings(name="clerk", messages=(SYSTEM,))
+    prefixes = PublicPrefixes([one], lambda _: codec, clock=lambda: now_s[0], run=works.append)
+    asked = chat(codec, "task")
+    for _ in range(3):
+        assert prefixes.part_of(asked, BLOCK) is None
+    assert len(works) == 1
+    works.pop()()
+    known = prefixes.part_of(asked, BLOCK)
+    assert known is not None
+    now_s[0] += READ_AGAIN_S
+    for _ in range(3):
+        assert prefixes.part_of(asked, BLOCK) == known
+    assert len(works) == 1
+    works.pop()()
+    assert prefixes.part_of(asked, BLOCK) == known
+    assert not works
+
+
+def test_what_was_read_at_the_start_is_known_to_the_first_request(codec: Codec) -> None:
+    works = list[Any]()
+    one = PublicPrefixSettings(name="clerk", messages=(SYSTEM,))
+    prefixes = PublicPrefixes([one], lambda _: codec, clock=lambda: 0.0, run=works.append)
+    prefixes.prepare(["m"])
+    assert prefixes.part_of(chat(codec, "task"), BLOCK) is not None
+    assert not works
+
+
+def test_a_text_that_breaks_its_template_is_not_shared_and_stops_nobody(
+    codec: Codec, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        is_exact = True
+
+        def chat_tokens(self, *_: Any, **__: Any) -> bytes:
+            message = "the text itself"
+            raise ZeroDivisionError(message)
+
+    broken: Any = Broken()
+    one = PublicPrefixSettings(name="clerk", messages=(SYSTEM,))
+    prefixes = PublicPrefixes([one], lambda _: broken, clock=lambda: 0.0)
+    for _ in range(3):
+        assert prefixes.part_of(chat(codec, "task"), BLOCK) is None
+    assert [each.getMessage() for each in caplog.records] == [
+        "public prefixes: model='m' not shared: ZeroDivisionError"
+    ]
+
+
 def test_names_that_clients_choose_make_no_work_and_are_not_logged(
     codec: Codec, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -201,7 +251,7 @@ def test_names_that_clients_choose_make_no_work_and_are_not_logged(
 
     one = PublicPrefixSettings(name="clerk", messages=(SYSTEM,))
     own = PublicPrefixSettings(name="own", model="lora-7", messages=(SYSTEM, SYSTEM))
-    counting = Counting()
+    counting: Any = Counting()
     prefixes = PublicPrefixes([one, own], lambda _: counting, clock=lambda: 0.0)
     with caplog.at_level("INFO"):
         for number in range(600):

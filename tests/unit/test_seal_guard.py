@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import tracemalloc
 from dataclasses import dataclass, field
 
 import pytest
 from msgspec import structs
 
-from state.model import ReplicaLoad
+from state.model import ReplicaId, ReplicaLoad
 from state.registry import Registry, Row
 from state.schema import ReplicaKeys, encode_load, encode_record
-from state.seal import Fault, Kind, Seal
+from state.seal import MOST_BYTES, Fault, Kind, Seal
 from state.seal_guard import SEAL_AGE_S, SealGuard
 from state.stamp import Stamps
 from support.fleet_state import A, B, record
@@ -126,6 +127,23 @@ def test_a_forged_record_leaves_the_one_before_in_force() -> None:
         registry.observe(rows, now_s)  # type: ignore[arg-type]
         assert registry.view() is view
     assert stand.guard.faults == {(Kind.RECORD, Fault.UNSEALED): 2}
+
+
+def test_values_that_are_too_large_to_be_read_are_neither_hashed_nor_kept() -> None:
+    """A record of a gigabyte would take a second each time, and its memory for good."""
+    stand = Stand()
+    registry = registry_of(stand)
+    tracemalloc.start()
+    for number in range(3):
+        huge = stand.sealed(b'{"a":"%b%d"}' % (b"x" * MOST_BYTES, number))
+        opened = stand.seal.opened(Kind.RECORD, KEYS.record, huge)
+        assert opened.fault is Fault.UNSEALED
+        registry.observe({ReplicaId(f"{number}"): (huge, None)}, float(number))
+        del huge, opened
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < MOST_BYTES
+    assert stand.guard.faults == {(Kind.RECORD, Fault.UNSEALED): 3}
 
 
 def test_a_dead_replica_cannot_be_kept_alive_by_what_it_wrote_last() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import tracemalloc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from router.error import ClientError
 from router.session import SESSION_CHARACTERS, bounded_session, may_name_session, scoped_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 KEY = b"k" * 32
 ONE, OTHER = b'"cache_salt":"one"', b'"cache_salt":"other"'
@@ -121,7 +124,11 @@ def test_tools_may_take_and_be_called_with_any_number_of_sessions() -> None:
 def test_nothing_is_made_of_values_beside_a_session(head: bytes) -> None:
     """Objects of Python for each value would take ten times as long as the body is read in."""
     body = head + b"{}," * 100_000 + (b"{}]}}" if b"xargs" in head else b"{}]}")
-    for work in (lambda: scoped_session(body, KEY, ONE), lambda: bounded_session(body)):
+    works: list[Callable[[], bytes]] = [
+        lambda: scoped_session(body, KEY, ONE),
+        lambda: bounded_session(body),
+    ]
+    for work in works:
         tracemalloc.start()
         with contextlib.nullcontext() if b"xargs" in head else pytest.raises(ClientError):
             work()
