@@ -24,7 +24,7 @@ from prompt.byte import ByteCodec
 from prompt.media import MARK, SHOWN_KINDS
 from prompt.message import ShownMedia
 from prompt.model import PromptTokens
-from state.prefix import TOKEN_BYTES, pack_tokens
+from state.prefix import TOKEN_BYTES, common_packed, pack_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,22 +113,9 @@ def _head(call: ChatCall, codec: TextCodec, *, takes_parts: bool) -> PromptToken
     for messages in _probed(call, takes_parts=takes_parts):
         text = codec.chat_text(messages, call.tools, options=options)
         tokens = codec.text_prompt(text, add_special_tokens=has_added, salt=call.salt)
-        packed = tokens.packed if packed is None else _common(packed, tokens.packed)
+        packed = tokens.packed if packed is None else common_packed(packed, tokens.packed)
     sure = (packed or b"")[:-TOKEN_BYTES]  # the last id ends where other texts might go on
     return PromptTokens(packed=sure, is_exact=True) if sure else None
-
-
-def _common(left: bytes, right: bytes) -> bytes:
-    """Return the ids with which both begin."""
-    low, high = 0, min(len(left), len(right)) // TOKEN_BYTES
-    while low < high:
-        middle = (low + high + 1) // 2
-        end = middle * TOKEN_BYTES
-        if left[:end] == right[:end]:
-            low = middle
-        else:
-            high = middle - 1
-    return left[: low * TOKEN_BYTES]
 
 
 def _probed(call: ChatCall, *, takes_parts: bool) -> Iterator[list[dict[str, Any]]]:

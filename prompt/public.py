@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from state.prefix import TOKEN_BYTES
+from state.prefix import common_packed
 
 if TYPE_CHECKING:
     from prompt.codec import Codec
@@ -35,8 +35,4 @@ def common_tokens(text: PublicText, codec: Codec) -> bytes:
         )
         for probe in _PROBES
     )
-    size = TOKEN_BYTES
-    same = 0
-    while one[same : same + size] == other[same : same + size] and same < min(len(one), len(other)):
-        same += size
-    return one[:same]
+    return common_packed(one, other)

@@ -164,6 +164,19 @@ def cached_tokens(overlap_blocks: int, block_tokens: int, prompt_tokens: int) ->
     return min(overlap_blocks * block_tokens, cacheable_tokens(prompt_tokens))
 
 
+def common_packed(left: bytes, right: bytes) -> bytes:
+    """Return the packed tokens with which both begin."""
+    low, high = 0, min(len(left), len(right)) // TOKEN_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        end = middle * TOKEN_BYTES
+        if left[:end] == right[:end]:
+            low = middle
+        else:
+            high = middle - 1
+    return left[: low * TOKEN_BYTES]
+
+
 def common_blocks(left: Sequence[BlockId], right: Sequence[BlockId]) -> int:
     """Return the number of leading ids that two chains share."""
     shared = 0
